@@ -1,0 +1,64 @@
+"""Run parallel deep learning for real, and see what each device did.
+
+Names resolve when they are first used, so that `import vizkit` loads neither torch nor plotly nor ipywidgets.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "Clock": "trace",
+    "Counter": "trace",
+    "Role": "trace",
+    "Span": "trace",
+    "SpanKind": "trace",
+    "Trace": "trace",
+    "as_grid": "grid",
+    "Link": "hardware",
+    "FREE_LINK": "hardware",
+    "Durations": "durations",
+    "VizkitError": "errors",
+    "InvalidInputError": "errors",
+    "RankFailedError": "errors",
+    "RanksStuckError": "errors",
+    "RankReport": "errors",
+    "CollectiveMismatchError": "errors",
+    "TransportError": "errors",
+    "UnreadableTraceError": "errors",
+    "read_trace": "formats.chrome",
+    "write_chrome_trace": "formats.chrome",
+    "launch": "runtime.launcher",
+    "Run": "runtime.run",
+    "span": "runtime.recorder",
+    "device": "runtime.device",
+    "progress": "runtime.output",
+    "fitness": "runtime.fitness",
+    "timeline": "figures.timeline",
+    "compare": "figures.comparison",
+    "traffic_map": "figures.traffic",
+    "collective_steps": "figures.rings",
+    "describe": "figures.describe",
+    "to_html": "figures.html",
+    "check": "exercises",
+}
+_MODULES = ("collectives", "exercises", "figures", "metrics", "replay", "runtime", "widgets")
+
+__all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"vizkit.{name}")
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(f"vizkit.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'vizkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
