@@ -1,0 +1,247 @@
+"""What each rank is doing, in memory that the notebook and all ranks share, readable also after a rank was killed.
+
+Every rank has one record: its state, its counters, and a ring with its last `RING` communications. A rank writes only its
+own record, so no lock is needed. Before a rank enters a communication it notes what it is about to do and looks at what
+the other members noted for the same one: whoever comes later sees a mismatch before the backend can hang or crash on it.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vizkit.errors import CollectiveMismatchError
+from vizkit.trace import KINDS, NONE, SpanKind
+
+MAX_RANKS = 64
+RING = 256
+ANY_NUMEL = -1
+
+_HEADER = struct.Struct("<BxxxiQQQQ32s")  # state, slot waited for, posted, finished, progress done, total, label
+_STATE = struct.Struct("<B")
+_WAITING = struct.Struct("<i")
+_COUNT = struct.Struct("<Q")
+_PROGRESS = struct.Struct("<QQ32s")
+# key, sequence, kind, finished, dimensions, text length, peer, members, elements, first four dims, "dtype|detail"
+_SLOT = struct.Struct("<IIBBBBiQq4q32s")
+_KEY = struct.Struct("<II")
+_WAITING_AT, _POSTED_AT, _FINISHED_AT, _PROGRESS_AT = 4, 8, 16, 24
+_RING_AT = 128
+_FINISHED_FLAG_AT = 9
+RECORD_BYTES = _RING_AT + RING * _SLOT.size
+
+NOT_WAITING = -1
+
+
+class State(enum.IntEnum):
+    """How far a rank has come."""
+
+    STARTING = 0
+    RUNNING = 1
+    RETURNED = 2
+    FAILED = 3
+
+
+class Operation(NamedTuple):
+    """One communication as a rank enters it.
+
+    `key` names the group of a collective, or group, edge and tag of a message; `sequence` counts operations of that key
+    from 0 on; `members` and `peer` are global ranks; `numel` is −1 where it may differ between ranks.
+    """
+
+    kind: SpanKind
+    key: str
+    sequence: int
+    members: tuple[int, ...]
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    numel: int = ANY_NUMEL
+    peer: int = NONE
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Posted:
+    """An operation as it stands in a rank's ring."""
+
+    key: int
+    sequence: int
+    kind: SpanKind
+    finished: bool
+    members: tuple[int, ...]
+    numel: int
+    peer: int
+    shape: tuple[int, ...]
+    dtype: str
+    detail: str
+
+    @property
+    def tensor(self) -> str:
+        return f"{self.dtype or 'no tensor'} {list(self.shape)}" if self.dtype else "no tensor"
+
+    @property
+    def is_message(self) -> bool:
+        return self.kind in (SpanKind.SEND, SpanKind.RECEIVE)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's record at one moment."""
+
+    rank: int
+    state: State
+    waiting: Posted | None
+    posted: int
+    finished: int
+    progress: tuple[int, int, str]
+    ring: dict[tuple[int, int], Posted]
+
+    @property
+    def last(self) -> Posted | None:
+        return next(reversed(self.ring.values()), None)
+
+
+def create_board(world_size: int, descriptor: int) -> None:
+    """Give the file behind `descriptor` the size that `world_size` ranks need, filled with zeros."""
+    os.ftruncate(descriptor, world_size * RECORD_BYTES)
+
+
+class Board:
+    """The shared records, seen from rank `rank`, or from the notebook if `rank` is −1."""
+
+    def __init__(self, descriptor: int, world_size: int, rank: int = NONE) -> None:
+        self._memory = mmap.mmap(descriptor, world_size * RECORD_BYTES)
+        self._world_size = world_size
+        self._rank = rank
+        self._base = max(rank, 0) * RECORD_BYTES
+        self.posted = 0
+        self._finished = 0
+        if rank >= 0:
+            _WAITING.pack_into(self._memory, self._base + _WAITING_AT, NOT_WAITING)
+
+    def enter_state(self, state: State) -> None:
+        _STATE.pack_into(self._memory, self._base, state)
+
+    def post(self, operation: Operation) -> int:
+        """Note that this rank enters `operation`; the number returned stands for it in `waiting` and `finished`.
+
+        Raises `CollectiveMismatchError` where another member has entered the same operation with other arguments.
+        """
+        kind, key, sequence, members, dtype, shape, numel, peer, detail = operation
+        crc = zlib.crc32(key.encode())
+        slot = (crc + sequence) % RING
+        bits = 0
+        for member in members:
+            bits |= 1 << member
+        dims = (*shape[:4], 0, 0, 0, 0)[:4]
+        text = f"{dtype}|{detail}".encode()[:32]
+        offset = _RING_AT + slot * _SLOT.size
+        memory = self._memory
+        packed = (crc, sequence & 0xFFFFFFFF, kind.code, 0, min(len(shape), 4), len(text), peer, bits, numel, *dims, text)
+        _SLOT.pack_into(memory, self._base + offset, *packed)
+        self.posted += 1
+        _COUNT.pack_into(memory, self._base + _POSTED_AT, self.posted)
+        mine = (crc, sequence & 0xFFFFFFFF)
+        for member in members:
+            if member != self._rank:
+                there = member * RECORD_BYTES + offset
+                if _KEY.unpack_from(memory, there) == mine:
+                    self._compare(operation, member, _read_slot(memory, there))
+        return slot
+
+    def _compare(self, mine: Operation, other_rank: int, other: Posted) -> None:
+        if conflict := mismatch(mine, self._rank, other, other_rank):
+            raise CollectiveMismatchError(conflict)
+
+    def waiting(self, slot: int) -> None:
+        """Note that the rank's thread is about to block until the operation in `slot` is over."""
+        _WAITING.pack_into(self._memory, self._base + _WAITING_AT, slot)
+
+    def resumed(self) -> None:
+        """Note that the rank's thread goes on."""
+        _WAITING.pack_into(self._memory, self._base + _WAITING_AT, NOT_WAITING)
+
+    def finished(self, slot: int) -> None:
+        """Note that the operation in `slot` is over; may be called from any thread of the rank."""
+        self._memory[self._base + _RING_AT + slot * _SLOT.size + _FINISHED_FLAG_AT] = 1
+        self._finished += 1
+        _COUNT.pack_into(self._memory, self._base + _FINISHED_AT, self._finished)
+
+    def show_progress(self, done: int, total: int, label: str) -> None:
+        """Note how far a long step has come; `total` is 0 where that is unknown."""
+        _PROGRESS.pack_into(self._memory, self._base + _PROGRESS_AT, done, total, label.encode()[:32])
+
+    def posted_by(self, rank: int) -> int:
+        """Number of communications that `rank` has entered."""
+        return _COUNT.unpack_from(self._memory, rank * RECORD_BYTES + _POSTED_AT)[0]
+
+    def snapshot(self, rank: int) -> Snapshot:
+        """All that `rank` has noted."""
+        base = rank * RECORD_BYTES
+        state, waiting, posted, finished, done, total, label = _HEADER.unpack_from(self._memory, base)
+        ring = [_read_slot(self._memory, base + _RING_AT + i * _SLOT.size) for i in range(RING)]
+        at_wait = ring[waiting] if state != State.STARTING and 0 <= waiting < RING else None
+        found = sorted((p for p in ring if p.members), key=lambda p: p.sequence)
+        return Snapshot(
+            rank=rank,
+            state=State(state),
+            waiting=at_wait if at_wait and at_wait.members else None,
+            posted=posted,
+            finished=finished,
+            progress=(done, total, label.rstrip(b"\0").decode(errors="replace")),
+            ring={(p.key, p.sequence): p for p in found},
+        )
+
+    def snapshots(self) -> list[Snapshot]:
+        return [self.snapshot(rank) for rank in range(self._world_size)]
+
+    def fingerprint(self) -> bytes:
+        """Changes whenever any rank enters, leaves or waits for a communication; cheap to poll."""
+        return b"".join(
+            self._memory[rank * RECORD_BYTES : rank * RECORD_BYTES + _HEADER.size] for rank in range(self._world_size)
+        )
+
+
+def _read_slot(memory: mmap.mmap, offset: int) -> Posted:
+    key, sequence, kind, finished, ndim, length, peer, bits, numel, *dims, text = _SLOT.unpack_from(memory, offset)
+    dtype, _, detail = text[:length].decode(errors="replace").partition("|")
+    members = tuple(rank for rank in range(MAX_RANKS) if bits >> rank & 1) if bits else ()
+    return Posted(key, sequence, KINDS[kind], bool(finished), members, numel, peer, tuple(dims[:ndim]), dtype, detail)
+
+
+def counted(kind: SpanKind, sequence: int) -> str:
+    """How an operation is called in messages: its name and its number in its group, from 1 on."""
+    return f"{kind.value} {sequence + 1}"
+
+
+def mismatch(mine: Operation | Posted, my_rank: int, other: Operation | Posted, other_rank: int) -> str | None:
+    """What differs between two ranks in the same operation, as a sentence; None where they agree."""
+    message = mine.kind in (SpanKind.SEND, SpanKind.RECEIVE)
+    where = f"in a message between ranks {min(my_rank, other_rank)} and {max(my_rank, other_rank)}" if message else (
+        f"in operation {mine.sequence + 1} of group {tuple(sorted(mine.members))}"
+    )
+
+    def says(what: str, a: object, b: object, remedy: str) -> str:
+        verb = {SpanKind.SEND: "sends", SpanKind.RECEIVE: "receives"}
+        first, second = (f"{verb.get(o.kind, 'passes') if what == 'tensor' else 'calls'} {v}" for o, v in ((mine, a), (other, b)))
+        return f"{where}, rank {my_rank} {first} but rank {other_rank} {second}; {remedy}"
+
+    if not message and mine.kind is not other.kind:
+        return says("call", mine.kind.value, other.kind.value, "all ranks of a group call the same collectives in the same order")
+    if message and mine.kind is other.kind:
+        return None
+    if not message and mine.peer != other.peer:
+        return says("call", f"{mine.kind.value} with root {mine.peer}", f"{other.kind.value} with root {other.peer}", "name the same root on each rank")
+    if not message and mine.detail != other.detail:
+        return says("call", f"{mine.kind.value}({mine.detail})", f"{other.kind.value}({other.detail})", "pass the same reduction on each rank")
+    numels_differ = ANY_NUMEL not in (mine.numel, other.numel) and mine.numel != other.numel
+    if mine.dtype != other.dtype or numels_differ:
+        a, b = (f"{o.dtype or 'no'} tensor of shape {list(o.shape)}" for o in (mine, other))
+        name = "message" if message else mine.kind.value
+        return says("tensor", a, f"a {b}", f"give {name} the same dtype and number of elements on each rank")
+    return None
