@@ -290,8 +290,7 @@ class Trace:
         decoded: dict[str, Iterable[Any]] = {column: self.columns[column].tolist() for column in COLUMNS}
         decoded["kind"] = (KINDS[code] for code in decoded["kind"])
         for column in _INTERNED:
-            table = self.tables[column]
-            decoded[column] = (table[code] for code in decoded[column])
+            decoded[column] = map(self.tables[column].__getitem__, decoded[column])
         for row in zip(*decoded.values(), strict=True):
             yield Span(**dict(zip(COLUMNS, row, strict=True)))
 
