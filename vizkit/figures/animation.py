@@ -1,0 +1,81 @@
+"""Play, pause and scrub: frames that move two layout shapes and touch nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from vizkit.errors import InvalidInputError
+from vizkit.figures.theme import CLEAR, CURSOR, GRID, TEXT, VEIL
+
+VEIL_SHAPE, CURSOR_SHAPE = 0, 1
+"""Positions in `layout.shapes`. Plotly merges a frame's shapes one by one, so shapes after these two stay as they are."""
+PLAY_SECONDS = 8.0
+
+
+def frame_times(duration: float, max_frames: int) -> np.ndarray:
+    """Evenly spaced moments from 0 to `duration`, both included, `max_frames` in number."""
+    if not (isinstance(max_frames, int) and max_frames >= 2):
+        raise InvalidInputError.because(
+            "max_frames", max_frames, "an animation has a first and a last frame", "use 2 or more"
+        )
+    return np.linspace(0, duration, max_frames)
+
+
+def cursor_shapes(time: float, duration: float) -> list[dict[str, float]]:
+    """What the veil over the future and the cursor become at `time`."""
+    return [{"x0": time, "x1": duration}, {"x0": time, "x1": time}]
+
+
+def add_cursor(fig: go.Figure, duration: float, times: Sequence[float], label: Callable[[float], str]) -> None:
+    """Give `fig` the two shapes, a frame for each time, buttons and a slider; at first the whole trace is seen."""
+    shapes = [
+        {"type": "rect", "fillcolor": VEIL, "line": {"width": 0}, "name": "veil"},
+        {"type": "line", "line": {"color": CURSOR, "width": 2}, "name": "cursor"},
+    ]
+    for shape, place in zip(shapes, cursor_shapes(duration, duration), strict=True):
+        shape.update(xref="x", yref="paper", y0=0, y1=1, layer="above", **place)
+    fig.layout.shapes = [*shapes, *fig.layout.shapes]
+    frames = [{"name": f"{i}", "layout": {"shapes": cursor_shapes(t, duration)}} for i, t in enumerate(times)]
+    add_frames(fig, frames, [label(time) for time in times], redraw=False)
+
+
+def add_frames(fig: go.Figure, frames: list[dict], labels: list[str], *, redraw: bool, prefix: str = "") -> None:
+    """Give `fig` these frames with a slider that names each by its label, and buttons; the last frame is shown first."""
+    fig.frames = frames
+    frame_ms = round(1000 * PLAY_SECONDS / len(frames)) if len(frames) > 20 else 800
+    how = {"mode": "immediate", "transition": {"duration": 0}}
+    play = {"frame": {"duration": frame_ms, "redraw": redraw}, "fromcurrent": True, **how}
+    jump = {"frame": {"duration": 0, "redraw": redraw}, **how}
+    fig.layout.updatemenus = [
+        {
+            "type": "buttons",
+            "direction": "left",
+            "showactive": False,
+            "x": 0, "xanchor": "left", "y": 0, "yanchor": "top",
+            "pad": {"t": 62, "l": 0, "r": 10},
+            "bgcolor": CLEAR, "bordercolor": TEXT, "font": {"color": TEXT},
+            "buttons": [
+                {"label": "▶ Play", "method": "animate", "args": [None, play]},
+                {"label": "❚❚ Pause", "method": "animate", "args": [[None], jump]},
+            ],
+        }
+    ]  # fmt: skip
+    fig.layout.sliders = [
+        {
+            "active": len(frames) - 1,
+            "x": 0, "len": 1, "y": 0, "yanchor": "top",
+            "pad": {"t": 62, "l": 175, "r": 10, "b": 10},
+            "bgcolor": GRID, "activebgcolor": CURSOR, "bordercolor": CLEAR, "tickcolor": CLEAR, "ticklen": 0,
+            "minorticklen": 0,
+            "font": {"color": CLEAR, "size": 1},
+            "currentvalue": {"prefix": prefix, "font": {"size": 13, "color": TEXT}, "offset": 8, "xanchor": "left"},
+            "transition": {"duration": 0},
+            "steps": [
+                {"label": label, "method": "animate", "args": [[frame["name"]], jump]}
+                for frame, label in zip(frames, labels, strict=True)
+            ],
+        }
+    ]  # fmt: skip

@@ -1,0 +1,57 @@
+"use strict";
+// Native controls drive Plotly's frames: they take the keyboard and are read aloud, which Plotly's own do not and are not.
+for (const section of document.querySelectorAll(".figure")) {
+  const plot = section.querySelector(".plot");
+  const play = section.querySelector(".play");
+  const scrub = section.querySelector(".scrub");
+  const moment = section.querySelector(".moment");
+  const content = JSON.parse(section.querySelector(".data").textContent);
+  const last = content.frames ? content.frames.length - 1 : 0;
+  const playSeconds = last > 20 ? 8 : 0.8 * last;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  let timer = null;
+
+  const ink = () => getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
+
+  function show(frame) {
+    scrub.value = frame;
+    moment.textContent = content.labels[frame] ?? "";
+    scrub.setAttribute("aria-valuetext", moment.textContent);
+    return Plotly.animate(plot, [content.frames[frame].name], content.animation).catch(() => {});
+  }
+
+  function pause() {
+    clearTimeout(timer);
+    timer = null;
+    play.textContent = "▶ Play";
+    play.setAttribute("aria-label", "Play");
+  }
+
+  async function advance() {
+    const began = performance.now();
+    await show(Number(scrub.value) + 1);
+    if (timer === null) return;
+    if (Number(scrub.value) >= last) return pause();
+    timer = setTimeout(advance, Math.max(0, (1000 * playSeconds) / last - (performance.now() - began)));
+  }
+
+  play.addEventListener("click", async () => {
+    if (timer !== null) return pause();
+    play.textContent = "❚❚ Pause";
+    play.setAttribute("aria-label", "Pause");
+    timer = setTimeout(advance, 0);
+    if (Number(scrub.value) >= last) show(0);
+  });
+  scrub.addEventListener("input", () => { pause(); show(Number(scrub.value)); });
+
+  content.layout.font = { ...content.layout.font, color: ink() };
+  Plotly.newPlot(plot, content.data, content.layout, { responsive: true, displaylogo: false }).then(() => {
+    if (content.frames?.length) {
+      Plotly.addFrames(plot, content.frames);
+      moment.textContent = content.labels[last];
+      scrub.setAttribute("aria-valuetext", moment.textContent);
+    }
+    plot.dataset.ready = "true";
+  });
+  dark.addEventListener("change", () => Plotly.relayout(plot, { "font.color": ink() }));
+}

@@ -1,0 +1,103 @@
+"""The animated timeline: one row a rank, and under the same cursor the bytes moved and the ranks that compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+
+from vizkit.figures.animation import add_cursor, frame_times
+from vizkit.figures.bars import ROW_SCALE, span_traces
+from vizkit.figures.describe import remember, summarise
+from vizkit.figures.links import link_traces
+from vizkit.figures.strip import Progress, byte_ticks, strip_traces
+from vizkit.figures.theme import AXIS_STYLE, CLOCK_MEANINGS, TEXT, TimeAxis, base_layout, human_bytes, human_time
+from vizkit.trace import Trace
+
+STRIP_PX, GAP_PX, CONTROLS_PX, HEADER_PX, AXIS_TITLE_PX = 90, 26, 120, 84, 0
+MAX_RANK_LABELS = 32
+
+
+def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -> go.Figure:
+    """What each rank did, animated: compute and communication by rank, messages, collectives, bytes and utilisation.
+
+    The figure first shows the whole trace; play and the slider move a cursor and a veil over what is yet to come, in
+    `max_frames` steps. Up to 5,000 spans each has its own hover; above 50,000 each pixel shows its dominant kind. Raises
+    `InvalidInputError` for fewer than 2 frames.
+
+    >>> from vizkit.trace import Span, SpanKind
+    >>> trace = Trace.from_spans([Span(0, SpanKind.FORWARD, 0, 5_000_000)], clock="ideal")
+    >>> fig = timeline(trace, max_frames=10)
+    >>> len(fig.frames), fig.layout.xaxis.title.text
+    (10, 'time since the first span (ms)')
+    """
+    times = frame_times(1.0, max_frames)
+    fig = go.Figure()
+    heading = title or "What each rank did"
+    if not len(trace):
+        return _nothing_to_show(fig, trace, heading)
+    start, end = trace.extent_ns
+    axis, progress = TimeAxis.spanning(start, end), Progress.of(trace)
+    fig.add_traces([*span_traces(trace, axis), *link_traces(trace, axis)])
+    fig.add_traces(strip_traces(trace, progress, axis, ("y2", "y3")))
+    gantt_px = rows_px(trace.world_size)
+    plot_px = gantt_px + GAP_PX + STRIP_PX
+    fig.layout = base_layout(heading, subtitle(trace), plot_px + HEADER_PX + CONTROLS_PX)
+    duration = float(axis.of(np.array(end)))
+    fig.layout.margin.update(t=HEADER_PX, b=CONTROLS_PX)
+    fig.layout.update(
+        barmode="overlay",
+        xaxis=time_axis(axis, duration, "y2"),
+        yaxis=rank_axis(trace.world_size, (1 - gantt_px / plot_px, 1)),
+        yaxis2={**AXIS_STYLE, "domain": (0, STRIP_PX / plot_px), "range": (0, max(progress.final, 1) * 1.05),
+                "title": {"text": "bytes", "font": {"size": 11}}, **byte_ticks(progress.final)},
+        yaxis3={**AXIS_STYLE, "overlaying": "y2", "side": "right", "range": (0, 105), "showgrid": False,
+                "tickvals": [0, 50, 100], "ticksuffix": " %"},
+    )  # fmt: skip
+    moments = times * duration
+    add_cursor(
+        fig, duration, moments,
+        lambda t: f"{axis.label(t)} · {human_bytes(progress.at(start + round(t * axis.ns_per_unit)))} moved",
+    )  # fmt: skip
+    return remember(fig, summarise(trace))
+
+
+def subtitle(trace: Trace) -> str:
+    """The clock and what it means, then the size of the trace."""
+    ranks = "1 rank" if trace.world_size == 1 else f"{trace.world_size} ranks"
+    return f"{CLOCK_MEANINGS[trace.clock]} · {ranks} · {human_time(trace.duration_ns)} · {len(trace):,} spans"
+
+
+def rows_px(world_size: int) -> int:
+    """Height of all rows together in pixels: roomy for few ranks, capped for many."""
+    return max(110, min(world_size * 62, 260 + world_size * 11))
+
+
+def time_axis(axis: TimeAxis, duration: float, anchor: str) -> dict[str, object]:
+    """The one time axis that all rows and the strip share."""
+    return {
+        **AXIS_STYLE, "anchor": anchor, "range": (0, duration or 1), "domain": (0, 1), "type": "linear",
+        "title": {"text": f"time since the first span ({axis.unit})", "standoff": 8}, "ticks": "outside",
+    }  # fmt: skip
+
+
+def rank_axis(world_size: int, domain: tuple[float, float], prefix: str = "rank ") -> dict[str, object]:
+    """Rows for ranks, rank 0 on top."""
+    shown = range(0, world_size, -(-world_size // MAX_RANK_LABELS))
+    return {
+        **AXIS_STYLE, "domain": domain, "range": ((world_size - 0.5) * ROW_SCALE, -0.5 * ROW_SCALE), "showgrid": False,
+        "tickvals": [rank * ROW_SCALE for rank in shown], "ticktext": [f"{prefix}{rank}" for rank in shown],
+        "fixedrange": True,
+    }  # fmt: skip
+
+
+def _nothing_to_show(fig: go.Figure, trace: Trace, heading: str) -> go.Figure:
+    fig.layout = base_layout(heading, f"{CLOCK_MEANINGS[trace.clock]} · no spans", 220)
+    hidden = {"visible": False, "range": (0, 1)}
+    fig.layout.update(xaxis=hidden, yaxis=hidden)
+    fig.add_annotation(
+        text="This trace has no spans: no rank recorded anything.", x=0.5, y=0.5, xref="paper", yref="paper",
+        showarrow=False, font={"size": 15, "color": TEXT},
+    )  # fmt: skip
+    return remember(fig, summarise(trace))
+
+
