@@ -1,0 +1,146 @@
+"""How each rank's time divides: computing, communicating, both, neither."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vizkit.errors import InvalidInputError
+from vizkit.metrics.intervals import Intervals
+from vizkit.trace import Clock, Role, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Breakdown:
+    """Nanoseconds on each rank, as int64 arrays with one entry a rank, on the clock of the trace.
+
+    `span` is the extent of the whole trace and the same for each rank; `compute` + `exposed_communication` + `idle` =
+    `span`, exactly. `communication` = `overlapped` + `exposed_communication`.
+    """
+
+    clock: Clock
+    compute: np.ndarray
+    communication: np.ndarray
+    overlapped: np.ndarray
+    exposed_communication: np.ndarray
+    idle: np.ndarray
+    span: np.ndarray
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas table with one row a rank, in nanoseconds."""
+        import pandas as pd
+
+        columns = {f"{name}_ns": getattr(self, name) for name in _PARTS}
+        return pd.DataFrame(columns, index=pd.RangeIndex(len(self.span), name="rank"))
+
+    def __str__(self) -> str:
+        header = ["rank", *(name.replace("_", " ") for name in _PARTS)]
+        rows = [
+            [str(rank), *(f"{getattr(self, name)[rank] / 1e6:,.3f}" for name in _PARTS)]
+            for rank in range(len(self.span))
+        ]
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+        return "\n".join([f"milliseconds, {self.clock.value} clock", *lines])
+
+    def _repr_html_(self) -> str:
+        cells = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in ("rank", *_PARTS))
+        rows = "".join(
+            f"<tr><th>{rank}</th>" + "".join(f"<td>{getattr(self, n)[rank] / 1e6:,.3f}</td>" for n in _PARTS) + "</tr>"
+            for rank in range(len(self.span))
+        )
+        caption = f"<caption>milliseconds, {self.clock.value} clock</caption>"
+        return f"<table>{caption}<thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+_PARTS = ("compute", "communication", "overlapped", "exposed_communication", "idle", "span")
+
+
+def breakdown(trace: Trace) -> Breakdown:
+    """Where each rank's time went, by exact unions of intervals, in nanoseconds.
+
+    Compute is the time in which at least one compute span is open, communication likewise; overlapped is the time in which
+    both are; exposed communication is communication without compute; idle is the rest of the trace's extent, in which a
+    rank waits, has not begun or has ended.
+
+    >>> from vizkit.trace import Span
+    >>> spans = [Span(0, "B", 0, 60), Span(0, "all_reduce", 40, 90), Span(1, "B", 0, 100)]
+    >>> b = breakdown(Trace.from_spans(spans, clock="ideal"))
+    >>> [int(part[0]) for part in (b.compute, b.communication, b.overlapped, b.exposed_communication, b.idle, b.span)]
+    [60, 50, 20, 30, 10, 100]
+    """
+    compute = Intervals.of(trace, trace.is_role(Role.COMPUTE))
+    communication = Intervals.of(trace, trace.is_role(Role.COMMUNICATION))
+    computing, communicating = compute.lengths_ns(), communication.lengths_ns()
+    busy = compute.union(communication).lengths_ns()
+    span = np.full(trace.world_size, trace.duration_ns, np.int64)
+    return Breakdown(
+        clock=trace.clock,
+        compute=computing,
+        communication=communicating,
+        overlapped=computing + communicating - busy,
+        exposed_communication=busy - computing,
+        idle=span - busy,
+        span=span,
+    )
+
+
+@dataclass(frozen=True)
+class Bubble:
+    """The time in which ranks do not compute, in the two ways that papers divide it.
+
+    `over_total` = time without compute / (ranks × makespan), in GPipe (p−1)/(m+p−1) for p stages and m microbatches.
+    `over_ideal` = (makespan − ideal) / ideal, where ideal is the mean compute time of a rank, in GPipe (p−1)/m
+    (Narayanan et al., SC'21). Both are nan for a trace without compute.
+    """
+
+    over_total: float
+    over_ideal: float
+
+    def __str__(self) -> str:
+        return f"bubble: {self.over_total:.1%} of the total time, {self.over_ideal:.1%} of the ideal time"
+
+
+def bubble(trace: Trace) -> Bubble:
+    """The share of time in which ranks do not compute, over the total and over the ideal time.
+
+    Every rank of the trace counts, and exposed communication counts as not computing.
+
+    >>> from vizkit.trace import Span
+    >>> two_stages = [Span(0, "F", 0, 10), Span(1, "F", 10, 20), Span(1, "B", 20, 40), Span(0, "B", 40, 60)]
+    >>> bubble(Trace.from_spans(two_stages, clock="ideal"))             # p = 2, m = 1
+    Bubble(over_total=0.5, over_ideal=1.0)
+    """
+    total_ns = trace.duration_ns * trace.world_size
+    compute_ns = int(Intervals.of(trace, trace.is_role(Role.COMPUTE)).lengths_ns().sum())
+    if not compute_ns:
+        return Bubble(math.nan, math.nan)
+    return Bubble((total_ns - compute_ns) / total_ns, (total_ns - compute_ns) / compute_ns)
+
+
+def utilisation(trace: Trace, times_ns: np.ndarray) -> np.ndarray:
+    """The share of ranks that compute, averaged over each bin between `times_ns` (bin edges on the trace's clock).
+
+    Returns one number in [0, 1] for each of the `len(times_ns) - 1` bins. Raises `InvalidInputError` for edges that do not
+    increase.
+
+    >>> from vizkit.trace import Span
+    >>> t = Trace.from_spans([Span(0, "F", 0, 10), Span(1, "F", 5, 10)], clock="ideal")
+    >>> utilisation(t, [0, 5, 10, 20]).tolist()
+    [0.5, 1.0, 0.0]
+    """
+    edges = np.asarray(times_ns)
+    if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
+        raise InvalidInputError.because(
+            "times_ns", edges.tolist(), "bin edges are two or more and increase", "use numpy.linspace over the extent"
+        )
+    compute = Intervals.of(trace, trace.is_role(Role.COMPUTE))
+    edges = np.rint(edges).astype(np.int64) - trace.extent_ns[0]
+    busy = np.diff(compute.covered_before_ns(edges))
+    return busy / (np.maximum(np.diff(edges), 1) * max(trace.world_size, 1))
