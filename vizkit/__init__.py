@@ -35,7 +35,7 @@ _HOME_OF = {
     "Run": "runtime.run",
     "span": "runtime.recorder",
     "device": "runtime.device",
-    "progress": "runtime.output",
+    "progress": "runtime.progress",
     "fitness": "runtime.fitness",
     "timeline": "figures.timeline",
     "compare": "figures.comparison",

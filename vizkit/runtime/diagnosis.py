@@ -1,0 +1,273 @@
+"""Why a launch cannot go on: which ranks are stuck, on what, and which one is at fault."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vizkit.errors import RankReport
+from vizkit.runtime.board import Posted, Snapshot, State, mismatch
+from vizkit.runtime.worker import Failure, Raised
+from vizkit.trace import SpanKind
+
+RUNTIME_FOLDER = str(Path(__file__).parent)
+STATE_WORDS = {
+    State.STARTING: "starting",
+    State.RUNNING: "running",
+    State.RETURNED: "returned",
+    State.FAILED: "failed",
+}
+CONSEQUENCES = re.compile(
+    r"closed by peer|Connection reset|Broken pipe|Socket Timeout|Timed out|timed out|wait timeout|"
+    r"stopped by the notebook|remote process exited|NCCL communicator was aborted|unhandled system error"
+)
+TIMEOUTS = re.compile(r"Timed out|timed out|wait timeout|Socket Timeout")
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A rank that waits in `operation` for `missing` ranks, none of which will ever come."""
+
+    rank: int
+    operation: Posted
+    missing: tuple[int, ...]
+
+
+def operation_text(operation: Posted) -> str:
+    """An operation as messages call it, with its number, group or peer, and tensor."""
+    number = operation.sequence + 1
+    toward = {SpanKind.SEND: f"to rank {operation.peer}", SpanKind.RECEIVE: f"from rank {operation.peer}"}
+    where = toward.get(operation.kind, f"of group {operation.members}")
+    if operation.kind is SpanKind.RECEIVE and operation.peer < 0:
+        where = "from any rank"
+    tensor = f", {operation.tensor}" if operation.dtype else ""
+    return f"{operation.kind.value} {number} {where}{tensor}"
+
+
+def missing_ranks(rank: int, operation: Posted, snapshots: Sequence[Snapshot]) -> tuple[int, ...]:
+    """Members of the operation that have not entered it."""
+    return tuple(
+        member
+        for member in operation.members
+        if member != rank and not _has_entered(snapshots[member], operation)
+    )
+
+
+def _has_entered(snapshot: Snapshot, operation: Posted) -> bool:
+    return any(
+        key == operation.key and sequence >= operation.sequence for key, sequence in snapshot.ring
+    )
+
+
+def awaited(snapshot: Snapshot, idle: bool) -> Posted | None:
+    """What a rank's thread is blocked on.
+
+    DDP waits inside C++, where nothing notes it: a rank that uses no processor and has an unfinished communication is taken
+    to wait for the oldest one.
+    """
+    if snapshot.state is not State.RUNNING or snapshot.waiting or not idle:
+        return snapshot.waiting if snapshot.state is State.RUNNING else None
+    return next((posted for posted in snapshot.ring.values() if not posted.finished), None)
+
+
+def doomed(snapshots: Sequence[Snapshot], idle: Iterable[int], gone: Iterable[int]) -> list[Blocked]:
+    """The ranks that can never go on: each waits for a rank that is gone or doomed itself.
+
+    `idle` are ranks that used no processor lately, `gone` those that have returned, failed or died.
+    """
+    idle, gone = set(idle), set(gone)
+    blocked: dict[int, Blocked] = {}
+    for snapshot in snapshots:
+        rank = snapshot.rank
+        operation = None if rank in gone else awaited(snapshot, rank in idle)
+        if operation and (missing := missing_ranks(rank, operation, snapshots)):
+            blocked[rank] = Blocked(rank, operation, missing)
+    while True:
+        lost = gone | blocked.keys()
+        free = [rank for rank, state in blocked.items() if not _hopeless(state, lost)]
+        if not free:
+            return list(blocked.values())
+        for rank in free:
+            del blocked[rank]
+
+
+def _hopeless(blocked: Blocked, lost: set[int]) -> bool:
+    some_sender_will_do = blocked.operation.kind is SpanKind.RECEIVE and blocked.operation.peer < 0
+    return (all if some_sender_will_do else any)(member in lost for member in blocked.missing)
+
+
+def at_fault(stuck: Sequence[Blocked]) -> int:
+    """The rank that most of the stuck ranks wait for, the lowest of several; one that waits for none leads."""
+    waiting = {blocked.rank for blocked in stuck}
+    counts = Counter(member for blocked in stuck for member in blocked.missing)
+    return min(counts, key=lambda rank: (rank in waiting, -counts[rank], rank))
+
+
+def cycle(stuck: Sequence[Blocked]) -> list[Blocked]:
+    """Stuck ranks that wait for each other in a circle; empty where they all wait for ranks that are gone."""
+    by_rank = {blocked.rank: blocked for blocked in stuck}
+    for start in by_rank:
+        path: list[int] = []
+        rank: int | None = start
+        while rank is not None and rank not in path:
+            path.append(rank)
+            rank = next((member for member in by_rank[rank].missing if member in by_rank), None)
+        if rank is not None:
+            return [by_rank[member] for member in path[path.index(rank) :]]
+    return []
+
+
+def revived(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The ranks as they stood before a timeout ended their waits: each in the last operation that it did not finish."""
+    return [
+        replace(s, state=State.RUNNING, waiting=None if s.state is State.FAILED else s.waiting)
+        if s.state is State.FAILED
+        else s
+        for s in snapshots
+    ]
+
+
+def slowest_rank(snapshots: Sequence[Snapshot]) -> int:
+    """The rank that has entered the fewest communications."""
+    return min(snapshots, key=lambda snapshot: snapshot.posted).rank
+
+
+def timeout_text(snapshots: Sequence[Snapshot]) -> str:
+    """Which rank the others were waiting for when their patience ended."""
+    slow = snapshots[slowest_rank(snapshots)]
+    rest = [snapshot.rank for snapshot in snapshots if snapshot.posted > slow.posted]
+    counts = f"rank {slow.rank} has entered {slow.posted} communication{'s' * (slow.posted != 1)}"
+    return f"{counts}, {ranks_text(rest)} more" if rest else counts
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks in words.
+
+    >>> ranks_text([0]), ranks_text([0, 1, 3])
+    ('rank 0', 'ranks 0, 1, 3')
+    """
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def finished_text(snapshot: Snapshot) -> str:
+    """How many communications a rank has finished, by name where they are all of one kind."""
+    kinds = {posted.kind for posted in snapshot.ring.values()}
+    noun = next(iter(kinds)).value if len(kinds) == 1 else "communication"
+    return f"{snapshot.finished} {noun}{'' if snapshot.finished == 1 else 's'}"
+
+
+def stuck_text(stuck: Sequence[Blocked], snapshots: Sequence[Snapshot], fates: Mapping[int, str]) -> str:
+    """What the ranks wait for, one sentence for each group of ranks in the same operation."""
+    groups: dict[tuple[SpanKind, int, int, int], list[Blocked]] = {}
+    for blocked in stuck:
+        operation = blocked.operation
+        edge = blocked.rank if operation.is_message else -1
+        groups.setdefault((operation.kind, operation.key, operation.sequence, edge), []).append(blocked)
+    waits = []
+    for members in groups.values():
+        names = [blocked.rank for blocked in members]
+        missing = sorted({rank for blocked in members for rank in blocked.missing})
+        verb = "waits" if len(names) == 1 else "wait"
+        waits.append(
+            f"{ranks_text(names)} {verb} in {operation_text(members[0].operation)}, "
+            f"which {ranks_text(missing)} never entered"
+        )
+    circle = cycle(stuck)
+    left = sorted({rank for blocked in stuck for rank in blocked.missing} & fates.keys())
+    heads = [f"rank {rank} {fates[rank]} after {finished_text(snapshots[rank])}" for rank in left]
+    if circle:
+        order = " -> ".join(str(blocked.rank) for blocked in (*circle, circle[0]))
+        heads.append(f"ranks wait for each other in a circle ({order})")
+    return "; ".join([*heads, *waits])
+
+
+def minority(rank: int, snapshots: Sequence[Snapshot]) -> int:
+    """Of a collective that `rank` found mismatched, the member that differs from all others; `rank` where none does."""
+    mine = snapshots[rank].last
+    if mine is None:
+        return rank
+    entered = {
+        member: posted
+        for member in mine.members
+        if (posted := snapshots[member].ring.get((mine.key, mine.sequence))) is not None
+    }
+    conflicts = {
+        a: sum(mismatch(x, a, y, b) is not None for b, y in entered.items() if b != a) for a, x in entered.items()
+    }
+    odd = [member for member, count in conflicts.items() if count == len(entered) - 1 and len(entered) > 2]
+    return odd[0] if len(odd) == 1 else rank
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether a failure only says that some other rank has gone."""
+    return bool(CONSEQUENCES.search(failure.last.text)) and failure.last.type_name != "ValueError"
+
+
+def is_timeout(failure: Failure) -> bool:
+    return bool(TIMEOUTS.search(failure.last.text))
+
+
+def traceback_text(failure: Failure) -> str:
+    """The traceback as Python prints it, with the source lines of notebook cells and without the kit's own frames."""
+    parts = []
+    for raised in failure.chain:
+        if raised.introduction:
+            parts.append(f"\n{raised.introduction}\n")
+        parts.append(f"Traceback of rank {failure.rank} (most recent call last):")
+        parts.extend(_frame_text(*frame) for frame in raised.frames if not frame[0].startswith(RUNTIME_FOLDER))
+        parts.append(exception_line(raised))
+    return "\n".join(parts)
+
+
+def exception_line(raised: Raised) -> str:
+    notes = "".join(f"\n{note}" for note in raised.notes)
+    return (f"{raised.type_name}: {raised.text}" if raised.text else raised.type_name) + notes
+
+
+def _frame_text(filename: str, number: int, name: str) -> str:
+    source = linecache.getline(filename, number).strip()
+    return f'  File "{filename}", line {number}, in {name}' + (f"\n    {source}" if source else "")
+
+
+_STACK_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+
+
+def user_line(stack: str) -> str:
+    """The innermost line of the user's own code in a dump by faulthandler; "" where there is none."""
+    for block in reversed(re.split(r"\n(?=Thread 0x|Current thread 0x)", stack)):
+        frames = [match.groups() for line in block.splitlines() if (match := _STACK_FRAME.match(line))]
+        if any(filename.endswith("worker.py") and name == "_live" for filename, _, name in frames):
+            for filename, number, name in frames:
+                if not _is_library(filename):
+                    source = linecache.getline(filename, int(number)).strip()
+                    return f"line {number} in {name}" + (f": {source}" if source else "")
+    return ""
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith((RUNTIME_FOLDER, "<frozen")) or "site-packages" in filename or "/lib/python" in filename
+
+
+def reports(
+    snapshots: Sequence[Snapshot], fates: Mapping[int, str], stuck: Sequence[Blocked], stacks: Mapping[int, str]
+) -> list[RankReport]:
+    """One report a rank: its state, and the operation that it is in or was in last."""
+    waits = {blocked.rank: blocked for blocked in stuck}
+    found = []
+    for snapshot in snapshots:
+        rank = snapshot.rank
+        operation = waits[rank].operation if rank in waits else snapshot.waiting
+        state = fates.get(rank) or ("waiting" if operation else STATE_WORDS[snapshot.state])
+        if state == "waiting" and operation:
+            last = f"in {operation_text(operation)}"
+        elif snapshot.last:
+            last = f"last operation {operation_text(snapshot.last)}"
+        else:
+            last = "no communication yet"
+        line = user_line(stacks.get(rank, ""))
+        found.append(RankReport(rank, state, last + (f", at {line}" if line else ""), snapshot.finished, stacks.get(rank, "")))
+    return found

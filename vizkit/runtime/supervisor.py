@@ -1,0 +1,364 @@
+"""Watches the ranks of one launch: shows what they print, gathers results, notices failures and hangs, stops them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from vizkit.errors import CollectiveMismatchError, RankFailedError, RanksStuckError
+from vizkit.runtime import diagnosis, transport
+from vizkit.runtime.board import Board, create_board
+from vizkit.runtime.nursery import Nursery, RankProcess
+from vizkit.runtime.output import LineReader, OrderedLines, show
+from vizkit.runtime.progress import PatientBar, bar_for_this_place
+from vizkit.runtime.worker import STACK_SIGNAL, Failure, Message, Setup
+from vizkit.runtime.worker import main as rank_main
+
+POLL_S = 0.05
+QUIET_S = 0.8  # no rank has entered or left a communication for so long: look whether one still can
+GRACE_S = 0.4  # after a first failure, for the one that caused it to be heard too
+STOP_S = 1.0  # from asking a rank to stop until it is killed
+READ_BYTES = 1 << 16
+STANDARD_STREAMS = (1, 2)
+
+
+@dataclass
+class RankHandle:
+    """One rank as the notebook sees it."""
+
+    rank: int
+    process: RankProcess
+    channel: socket.socket
+    stacks: int
+    outputs: dict[int, LineReader] = field(default_factory=dict)  # by descriptor; empty once both have closed
+    answered: bool = False
+    failure: Failure | None = None
+    exited: bool = False
+    processor_ticks: int = -1
+
+    @property
+    def over(self) -> bool:
+        return self.answered or self.failure is not None or self.exited
+
+
+class Supervisor:
+    """Runs one launch from first to last; use it as a context manager, so that no rank outlives it."""
+
+    def __init__(self, nursery: Nursery, setups: list[Setup], call: int) -> None:
+        self._nursery = nursery
+        self._setups = setups
+        self._call = call
+        self._handles: list[RankHandle] = []
+        self._answers: dict[int, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._lines = OrderedLines(len(setups))
+        self._bar = PatientBar(bar_for_this_place())
+        self._board_file = transport.anonymous_file("board")
+        create_board(len(setups), self._board_file)
+        self._board = Board(self._board_file, len(setups))
+        self._fingerprint = b""
+        self._changed_s = time.monotonic()
+        self._killed: list[int] = []
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self.stop()
+        finally:
+            self._drain()
+            self._bar.close()
+            show(self._lines.flush(), (sys.stdout, sys.stderr))
+            for handle in self._handles:
+                for descriptor in (*handle.outputs, handle.stacks):
+                    os.close(descriptor)
+                handle.channel.close()
+            for descriptor in (self._board_file, *self._answers.values()):
+                os.close(descriptor)
+            self._selector.close()
+
+    @property
+    def logs(self) -> list[str]:
+        return ["".join(f"{line}\n" for line in lines) for lines in self._lines.logs]
+
+    @property
+    def killed(self) -> list[int]:
+        """Ranks that did not stop when asked to."""
+        return self._killed
+
+    def start(self) -> None:
+        for setup in self._setups:
+            self._handles.append(self._start(setup))
+
+    def _start(self, setup: Setup) -> RankHandle:
+        here, there = socket.socketpair()
+        pipes = [os.pipe(), os.pipe()]
+        stacks = transport.anonymous_file("stacks")
+        described = transport.pack(setup, "setup")
+        process = self._nursery.start(rank_main, (there,), f"vizkit-rank-{setup.rank}")
+        there.close()
+        handle = RankHandle(setup.rank, process, here, stacks)
+        files = {
+            Message.SETUP: described,
+            Message.CALL: self._call,
+            Message.BOARD: self._board_file,
+            Message.STACKS: stacks,
+            Message.STDOUT: pipes[0][1],
+            Message.STDERR: pipes[1][1],
+        }
+        with contextlib.suppress(ConnectionError):  # a rank that is dead already is reported by its exit
+            for tag, descriptor in files.items():
+                transport.send_file(here, tag, descriptor)
+        os.close(described)
+        for is_error, (reader, writer) in enumerate(pipes):
+            os.close(writer)
+            os.set_blocking(reader, False)
+            handle.outputs[reader] = LineReader(setup.rank, bool(is_error))
+            self._selector.register(reader, selectors.EVENT_READ, handle)
+        self._selector.register(here, selectors.EVENT_READ, handle)
+        self._selector.register(process.sentinel, selectors.EVENT_READ, handle)
+        return handle
+
+    def wait(self) -> list[Any]:
+        """What each rank answered, in order of ranks; raises `RankFailedError` or `RanksStuckError`."""
+        while not all(handle.answered for handle in self._handles):
+            self._step()
+            if any(handle.failure or handle.exited for handle in self._handles):
+                self._raise_failure()
+            self._look_for_hang()
+        return [transport.unpack(self._answers[handle.rank]) for handle in self._handles]
+
+    def _step(self) -> None:
+        epochs = [self._board.posted_by(handle.rank) for handle in self._handles]
+        # epochs first, pipes second: whatever a rank printed before it entered an epoch is in its pipe by then
+        events = self._selector.select(POLL_S)
+        self._drain()
+        for rank, epoch in enumerate(epochs):
+            self._lines.advance(rank, epoch)
+        show(self._lines.ready(), (sys.stdout, sys.stderr))
+        self._bar.update(self._board.progress_of(handle.rank) for handle in self._handles)
+        for key, _ in events:
+            handle: RankHandle = key.data
+            if key.fileobj is handle.channel:
+                self._hear(handle)
+            elif key.fileobj == handle.process.sentinel:
+                self._hear(handle)
+                handle.exited = not handle.over
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(handle.process.sentinel)
+
+    def _drain(self) -> None:
+        for handle in self._handles:
+            for descriptor, reader in list(handle.outputs.items()):
+                self._read(handle, descriptor, reader)
+
+    def _read(self, handle: RankHandle, descriptor: int, reader: LineReader) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(descriptor, READ_BYTES):
+                for epoch, text in reader.feed(data):
+                    self._lines.add(handle.rank, epoch, text, reader.is_error)
+            for epoch, text in reader.end():
+                self._lines.add(handle.rank, epoch, text, reader.is_error)
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+            del handle.outputs[descriptor]
+            if not handle.outputs:
+                self._lines.end(handle.rank)
+
+    def _hear(self, handle: RankHandle) -> None:
+        """Take what a rank has sent, if anything."""
+        if handle.channel.fileno() not in self._selector.get_map():
+            return
+        handle.channel.setblocking(False)
+        try:
+            message = transport.receive_file(handle.channel)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            message = None
+        self._selector.unregister(handle.channel)
+        if message is None:
+            return
+        tag, descriptor = message
+        if tag == Message.RESULT:
+            self._answers[handle.rank] = descriptor
+            handle.answered = True
+            self._drain()
+            self._lines.end(handle.rank)
+        else:
+            handle.failure = transport.unpack(descriptor)
+            os.close(descriptor)
+
+    # ---- what went wrong -------------------------------------------------------------------------------------------
+
+    def _raise_failure(self) -> NoReturn:
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and not all(handle.over for handle in self._handles):
+            self._step()
+        fates = self._fates()
+        failures = [handle.failure for handle in self._handles if handle.failure]
+        causes = [failure for failure in failures if not diagnosis.is_consequence(failure)]
+        exited = [handle.rank for handle in self._handles if handle.exited]
+        if not causes and not exited and any(map(diagnosis.is_timeout, failures)):
+            self._raise_stuck(timed_out=True)
+        if exited and not causes:
+            rank, text, shown = exited[0], "", f"rank {exited[0]} {fates[exited[0]]}"
+        else:
+            first = min(causes or failures, key=lambda failure: failure.time_ns)
+            rank, text = first.rank, diagnosis.traceback_text(first)
+            shown = f"rank {rank} raised {diagnosis.exception_line(first.last)}"
+            if first.last.type_name.endswith(CollectiveMismatchError.__name__):
+                rank = diagnosis.minority(rank, self._board.snapshots())
+                shown = f"rank {rank} does not fit the others: {first.last.text}"
+            elif first.last.type_name == SystemExit.__name__:
+                shown = f"rank {rank} called sys.exit({first.last.text}) and has no result; return from the function instead"
+        consequences = {failure.rank for failure in failures if diagnosis.is_consequence(failure)}
+        self._raise(RankFailedError, rank, shown, text, fates, [], consequences)
+
+    def _fates(self) -> dict[int, str]:
+        fates = {}
+        for handle in self._handles:
+            if handle.failure:
+                fates[handle.rank] = f"raised {diagnosis.exception_line(handle.failure.last).splitlines()[0]}"
+            elif handle.answered:
+                fates[handle.rank] = "returned"
+            elif handle.exited:
+                handle.process.join(STOP_S)
+                fates[handle.rank] = exit_text(handle.process.exitcode)
+        return fates
+
+    def _look_for_hang(self) -> None:
+        fingerprint = self._board.fingerprint()
+        now = time.monotonic()
+        if fingerprint != self._fingerprint:
+            self._fingerprint, self._changed_s = fingerprint, now
+            for handle in self._handles:
+                handle.processor_ticks = -1
+        elif now - self._changed_s > QUIET_S:
+            ticks = {handle: processor_ticks(handle.process.pid) for handle in self._handles}
+            idle = [handle.rank for handle, used in ticks.items() if used == handle.processor_ticks]
+            gone = [handle.rank for handle in self._handles if handle.over]
+            if diagnosis.doomed(self._board.snapshots(), idle, gone) and fingerprint == self._board.fingerprint():
+                self._raise_stuck(timed_out=False)
+            for handle, used in ticks.items():
+                handle.processor_ticks = used
+            self._changed_s = now
+
+    def _raise_stuck(self, timed_out: bool) -> NoReturn:
+        snapshots = self._board.snapshots()
+        fates = {rank: fate for rank, fate in self._fates().items() if not (timed_out and fate.startswith("raised"))}
+        everyone = [handle.rank for handle in self._handles]
+        stuck = diagnosis.doomed(diagnosis.revived(snapshots) if timed_out else snapshots, everyone, fates)
+        if stuck:
+            rank, words = diagnosis.at_fault(stuck), diagnosis.stuck_text(stuck, snapshots, fates)
+            shown = f"the ranks wait for each other and would do so for ever: {words}"
+        else:
+            rank, words = diagnosis.slowest_rank(snapshots), diagnosis.timeout_text(snapshots)
+            shown = f"a communication took longer than timeout_s={self._setups[0].timeout_s:g} allows: {words}"
+        remedy = (
+            "every rank of a group has to enter the same communications in the same order; look at the rank named first"
+            if stuck
+            else "raise timeout_s if that rank is only slow"
+        )
+        self._raise(RanksStuckError, rank, f"{shown}; {remedy}", "", fates, stuck, set())
+
+    def _raise(
+        self,
+        error: type[RankFailedError],
+        rank: int,
+        shown: str,
+        remote_traceback: str,
+        fates: dict[int, str],
+        stuck: list[diagnosis.Blocked],
+        consequences: set[int],
+    ) -> NoReturn:
+        snapshots = self._board.snapshots()
+        stacks = self._stacks([handle for handle in self._handles if not handle.over])
+        self.stop()
+        self._drain()
+        for handle in self._handles:
+            self._lines.end(handle.rank)
+        for other in consequences:
+            fates[other] += " (a consequence)"
+        for other in self._killed:
+            fates[other] = f"{fates.get(other, 'running')} (did not stop when asked, was killed)"
+        found = diagnosis.reports(snapshots, fates, stuck, stacks)
+        parts = [shown, *([f"\n{remote_traceback}\n"] if remote_traceback else [])]
+        parts += [f"  {report}" for report in sorted(found, key=lambda report: (report.rank != rank, report.rank))]
+        raise error("\n".join(parts), rank=rank, ranks=found, logs=self.logs, remote_traceback=remote_traceback)
+
+    def _stacks(self, handles: list[RankHandle]) -> dict[int, str]:
+        for handle in handles:
+            self._signal(handle, STACK_SIGNAL)
+        deadline = time.monotonic() + GRACE_S
+        found = {handle.rank: "" for handle in handles}
+        while time.monotonic() < deadline and not all(found.values()):
+            time.sleep(POLL_S / 2)
+            for handle in handles:
+                found[handle.rank] = os.pread(handle.stacks, 1 << 20, 0).decode(errors="replace")
+        return found
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all ranks: those that are done are let go, others asked, and after a moment killed."""
+        for handle in self._handles:
+            if handle.over:
+                handle.channel.close()
+            else:
+                self._signal(handle, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        for handle in self._handles:
+            while handle.process.is_alive() and time.monotonic() < deadline:
+                handle.process.join(POLL_S / 5)
+                self._drain()  # a rank that is blocked on a full pipe could not leave
+            if handle.process.is_alive():
+                handle.process.kill()
+                self._killed.append(handle.rank)
+            handle.process.join()
+
+    def _signal(self, handle: RankHandle, number: signal.Signals) -> None:
+        if handle.process.pid and handle.process.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(handle.process.pid, number)
+
+
+def exit_text(code: int | None) -> str:
+    """How a process without a result ended.
+
+    >>> exit_text(0), exit_text(-9)
+    ('exited with code 0 and has no result', 'was killed by SIGKILL')
+    """
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code} and has no result"
+
+
+def processor_ticks(pid: int | None) -> int:
+    """Processor time that a process has used, in the system's ticks; −2 where that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, IndexError):
+        return -2
+
+
+@contextlib.contextmanager
+def rendezvous() -> Iterator[str]:
+    """Path of a file over which the ranks of one launch find each other: no port, no host name."""
+    with tempfile.TemporaryDirectory(prefix="vizkit-", ignore_cleanup_errors=True) as folder:
+        yield os.path.join(folder, "store")
+
+

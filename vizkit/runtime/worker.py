@@ -1,0 +1,228 @@
+"""The life of one rank: get ready, call the user's function, hand back what came of it, wait to be let go."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import enum
+import faulthandler
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing import connection, parent_process
+from typing import Any
+
+from vizkit.runtime import current, transport
+from vizkit.runtime.board import Board, State
+from vizkit.runtime.device import DEVICE_ENV
+from vizkit.runtime.output import TaggedStream
+
+ORPHANED = 9
+STACK_SIGNAL = signal.SIGUSR1
+
+
+class Message(enum.IntEnum):
+    """What a file on the channel between the notebook and a rank holds."""
+
+    SETUP = 1
+    CALL = 2
+    BOARD = 3
+    STACKS = 4
+    STDOUT = 5
+    STDERR = 6
+    RESULT = 7
+    FAILURE = 8
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a rank needs to know before it calls the user's function."""
+
+    rank: int
+    world_size: int
+    backend: str
+    device: str
+    store_path: str
+    timeout_s: float
+    seed: int | None
+    num_threads: int
+    sample_memory: bool
+    environment: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One exception of a chain, as plain data: the notebook has the cell's source lines, the rank has not."""
+
+    type_name: str
+    text: str
+    frames: tuple[tuple[str, int, str], ...]
+    notes: tuple[str, ...] = ()
+    introduction: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank has no result; the cause that came first stands first in `chain`."""
+
+    rank: int
+    time_ns: int
+    chain: tuple[Raised, ...]
+
+    @property
+    def last(self) -> Raised:
+        return self.chain[-1]
+
+
+def main(channel: socket.socket) -> None:
+    """Be a rank; never returns."""
+    files = dict(_receive(channel) for _ in range(6))
+    setup: Setup = transport.unpack(files[Message.SETUP])
+    board = Board(files[Message.BOARD], setup.world_size, setup.rank)
+    streams = _redirect(files[Message.STDOUT], files[Message.STDERR], board)
+    threading.Thread(target=_end_with_parent, name="vizkit-watch", daemon=True).start()
+    signal.signal(signal.SIGTERM, _leave)
+    faulthandler.register(STACK_SIGNAL, file=files[Message.STACKS], all_threads=True)
+    code = 1
+    try:
+        tag, answer = _live(setup, board, files[Message.CALL])
+        board.enter_state(State.RETURNED if tag is Message.RESULT else State.FAILED)
+        for stream in streams:
+            stream.finish()
+        transport.send_file(channel, tag, answer)
+        code = 0 if tag is Message.RESULT else 1
+        channel.recv(1)  # peers may still need this rank's connections: stay until the notebook lets go
+    finally:
+        os._exit(code)  # destructors of process groups are slow and wait for each other
+
+
+def _receive(channel: socket.socket) -> tuple[Message, int]:
+    message = transport.receive_file(channel)
+    if message is None:
+        os._exit(ORPHANED)
+    tag, descriptor = message
+    return Message(tag), descriptor
+
+
+def _redirect(stdout: int, stderr: int, board: Board) -> tuple[TaggedStream, TaggedStream]:
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+    streams = TaggedStream(1, lambda: board.posted), TaggedStream(2, lambda: board.posted)
+    sys.stdout, sys.stderr = streams
+    return streams
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(ORPHANED)
+
+
+def _leave(signum: int, frame: object) -> None:
+    raise SystemExit("stopped by the notebook")
+
+
+def _live(setup: Setup, board: Board, call: int) -> tuple[Message, int]:
+    try:
+        os.environ.clear()
+        os.environ.update(setup.environment | {DEVICE_ENV: setup.device})
+        recorder = _join(setup, board)
+        function, arguments, keywords = transport.unpack(call)
+        board.enter_state(State.RUNNING)
+        recorder.start()
+        try:
+            result = function(*arguments, **keywords)
+        finally:
+            recorder.stop()
+        return Message.RESULT, transport.pack((result, recorder.harvest()), f"result-{setup.rank}")
+    except BaseException as error:
+        return Message.FAILURE, transport.pack(describe_failure(setup.rank, error), f"failure-{setup.rank}")
+
+
+def _join(setup: Setup, board: Board) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    from vizkit.runtime.recorder import Recorder
+
+    torch.set_num_threads(setup.num_threads)
+    if setup.seed is not None:
+        _seed(setup.seed)
+    device = torch.device(setup.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    recorder = Recorder(
+        rank=setup.rank,
+        board=board,
+        backend=setup.backend,
+        timeout_s=setup.timeout_s,
+        sample_memory=setup.sample_memory,
+    )
+    recorder.install()
+    current.become(board)
+    dist.init_process_group(
+        setup.backend,
+        store=dist.FileStore(setup.store_path, setup.world_size),
+        rank=setup.rank,
+        world_size=setup.world_size,
+        timeout=datetime.timedelta(seconds=setup.timeout_s),
+        device_id=device if setup.backend == "nccl" else None,
+    )
+    return recorder
+
+
+def _seed(seed: int) -> None:
+    """The same seed on each rank, so that models start equal; data that should differ needs the rank added."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def describe_failure(rank: int, error: BaseException) -> Failure:
+    """The exception with its causes as data that always travels."""
+    chain: list[Raised] = []
+    seen: set[int] = set()
+    current_error: BaseException | None = error
+    while current_error is not None and id(current_error) not in seen:
+        seen.add(id(current_error))
+        cause, context = current_error.__cause__, current_error.__context__
+        follow = cause or (None if current_error.__suppress_context__ else context)
+        introduction = "" if follow is None else _CAUSE if cause else _CONTEXT
+        frames = tuple((f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(current_error.__traceback__))
+        chain.append(
+            Raised(
+                type_name=_type_name(type(current_error)),
+                text=_text(current_error),
+                frames=tuple(frame for frame in frames if frame[0] != __file__),
+                notes=tuple(map(str, getattr(current_error, "__notes__", ()))),
+                introduction=introduction,
+            )
+        )
+        current_error = follow
+    return Failure(rank, time.monotonic_ns(), tuple(reversed(chain)))
+
+
+_CAUSE = "The above exception was the direct cause of the following exception:"
+_CONTEXT = "During handling of the above exception, another exception occurred:"
+
+
+def _type_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    with contextlib.suppress(Exception):
+        return str(error)
+    return "(its message cannot be shown: str() of it raised)"
