@@ -109,8 +109,8 @@ def _cached_steps(kind: SpanKind, algorithm: Algorithm, world_size: int, root: i
 def holdings(kind: SpanKind | str, algorithm: Algorithm | str, world_size: int, root: int = 0) -> np.ndarray:
     """What each rank holds before the first step and after each one.
 
-    Shape (steps + 1, rank, chunk, contributor): how often the contributor's data is in the rank's copy of the chunk; all
-    zeros where the rank does not hold the chunk.
+    Shape (steps + 1, rank, chunk, contributor): how often the contributor's data is in the rank's copy of the chunk;
+    all zeros where the rank does not hold the chunk.
 
     >>> holdings("reduce_scatter", "ring", 3)[-1, 1, 1]      # rank 1 ends with chunk 1, to which each rank gave once
     array([1, 1, 1])
@@ -263,9 +263,7 @@ def _doubling_all_gather(n: int) -> Steps:
         yield [Transfer(p + i, i, (p + i,), False) for i in range(n - p)]
     yield from _doubling(n)
     if n > p:
-        yield [
-            Transfer(i, p + i, tuple(c for c in range(n) if c != p + i), False) for i in range(n - p)
-        ]
+        yield [Transfer(i, p + i, tuple(c for c in range(n) if c != p + i), False) for i in range(n - p)]
 
 
 def _halving_doubling_all_reduce(n: int) -> Steps:

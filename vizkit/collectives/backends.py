@@ -40,9 +40,9 @@ BACKEND_ALGORITHMS: dict[tuple[str, SpanKind], Algorithm] = {
 }
 """(backend, kind) → the algorithm that really runs.
 
-gloo: read from its source and measured on the loopback interface with torch 2.13 (`tests/distributed/test_wire_bytes.py`).
-NCCL: an assumption; it picks ring, tree or others by size and topology, and ring is its choice for large payloads inside
-one node. It runs all-to-all, gather and scatter as sends and receives.
+gloo: read from its source and measured on the loopback interface with torch 2.13
+(`tests/distributed/test_wire_bytes.py`). NCCL: an assumption; it picks ring, tree or others by size and topology, and
+ring is its choice for large payloads inside one node. It runs all-to-all, gather and scatter as sends and receives.
 """
 
 

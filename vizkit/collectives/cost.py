@@ -13,6 +13,8 @@ from vizkit.errors import InvalidInputError
 from vizkit.hardware import Link
 from vizkit.trace import SpanKind
 
+GLOO_SEGMENT_BYTES = 1 << 20
+
 
 def chunk_bytes(kind: SpanKind | str, world_size: int, payload_bytes: int) -> np.ndarray:
     """Bytes of each chunk, as even as whole bytes allow; they add up to what the collective moves from rank to rank.
@@ -41,17 +43,20 @@ def wire_bytes(
 ) -> np.ndarray:
     """Bytes that rank i sends to rank j: a `world_size` × `world_size` array of whole numbers.
 
-    `payload_bytes` is what `vizkit.Span` calls so; `root` is a position in the group. `split_bytes[i][j]` is what rank i
-    has for rank j in an uneven all-to-all. Chunks are cut as `chunk_bytes` says (gloo rounds them up to whole segments,
-    which moves a few bytes from one edge to another and leaves the total as it is). Protocol headers are not counted.
+    `payload_bytes` is what `vizkit.Span` calls so; `root` is a position in the group. `split_bytes[i][j]` is what rank
+    i has for rank j in an uneven all-to-all. Chunks are cut as `chunk_bytes` says; gloo's reduce cuts whole segments
+    and sends some of them needlessly, which is counted. Protocol headers are not.
 
-    >>> wire_bytes("all_reduce", "ring", 4, 1000).sum(axis=1).tolist()       # 2 (n - 1) / n of the payload for each rank
+    >>> wire_bytes("all_reduce", "ring", 4, 1000).sum(axis=1).tolist()  # 2 (n - 1) / n of the payload for each rank
     [1500, 1500, 1500, 1500]
     """
     kind, algorithm = resolve(kind, algorithm)
     src, dst, chunk = _moves(kind, algorithm, world_size, root)
+    surplus = np.zeros(world_size, np.int64)
     if split_bytes is None:
         sizes = chunk_bytes(kind, world_size, payload_bytes)
+        if algorithm is Algorithm.RING_THEN_GATHER and world_size > 1:
+            sizes, surplus = _gloo_reduce_bytes(world_size, payload_bytes)
     else:
         sizes = np.asarray(split_bytes, np.int64)
         if kind is not SpanKind.ALL_TO_ALL or sizes.shape != (world_size, world_size) or sizes.min(initial=0) < 0:
@@ -64,7 +69,23 @@ def wire_bytes(
         sizes = sizes.ravel()
     matrix = np.zeros((world_size, world_size), np.int64)
     np.add.at(matrix, (src, dst), sizes[chunk])
+    ranks = np.arange(world_size)
+    matrix[ranks, ranks - 1] += surplus
     return matrix
+
+
+def _gloo_reduce_bytes(n: int, payload_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Chunk sizes of gloo's reduce, and what each rank sends to the rank below though nobody uses it.
+
+    Its loop (`gloo/reduce.cc`) runs to two segments before the end in place of one chunk before it, so with more than
+    two segments of 1 MiB a chunk, each rank sends most of its finished chunk once more.
+    """
+    segment = max(min(-(-payload_bytes // (2 * n)), GLOO_SEGMENT_BYTES), 1)
+    per_rank = max(-(-payload_bytes // (segment * n)), 2)
+    starts = np.arange(n, dtype=np.int64) * per_rank * segment
+    within = np.minimum(starts, payload_bytes)
+    sizes = np.minimum(starts + per_rank * segment, payload_bytes) - within
+    return sizes, np.minimum(starts + (per_rank - 2) * segment, payload_bytes) - within
 
 
 @lru_cache(maxsize=256)
@@ -166,7 +187,7 @@ def _levels(n: int) -> int:
 
 
 def _folded(n: int) -> tuple[int, int, float]:
-    """Halving-doubling among p, the largest power of two ≤ n: extra fold steps (0 or 1), log₂p, payloads in one pass."""
+    """Halving-doubling among p, the largest power of two ≤ n: fold steps at one end, log₂p, payloads of one pass."""
     p = 1 << (n.bit_length() - 1)
     extra = n - p
     messages = (distance + min(extra, distance) for distance in (1 << i for i in range(_levels(p))))

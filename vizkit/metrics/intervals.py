@@ -16,8 +16,8 @@ LARGEST_POSITION = 2**62
 class Intervals:
     """Disjoint intervals in order of rank and time.
 
-    Times count from the trace's first start. One axis holds all ranks behind one another, `stride` apart, so that a single
-    sort serves them all.
+    Times count from the trace's first start. One axis holds all ranks behind one another, `stride` apart, so that a
+    single sort serves them all.
     """
 
     starts: np.ndarray
@@ -40,9 +40,7 @@ class Intervals:
 
     def union(self, other: Intervals) -> Intervals:
         """What either covers; both must come from the same trace."""
-        starts, ends = _merged(
-            np.concatenate([self.starts, other.starts]), np.concatenate([self.ends, other.ends])
-        )
+        starts, ends = _merged(np.concatenate([self.starts, other.starts]), np.concatenate([self.ends, other.ends]))
         return Intervals(starts, ends, self.stride, self.world_size)
 
     def lengths_ns(self) -> np.ndarray:

@@ -40,34 +40,34 @@ class Breakdown:
         return pd.DataFrame(columns, index=pd.RangeIndex(len(self.span), name="rank"))
 
     def __str__(self) -> str:
-        header = ["rank", *(name.replace("_", " ") for name in _PARTS)]
-        rows = [
-            [str(rank), *(f"{getattr(self, name)[rank] / 1e6:,.3f}" for name in _PARTS)]
-            for rank in range(len(self.span))
-        ]
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+        table = [["rank", *_TITLES], *self._rows()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
         return "\n".join([f"milliseconds, {self.clock.value} clock", *lines])
 
     def _repr_html_(self) -> str:
-        cells = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in ("rank", *_PARTS))
-        rows = "".join(
-            f"<tr><th>{rank}</th>" + "".join(f"<td>{getattr(self, n)[rank] / 1e6:,.3f}</td>" for n in _PARTS) + "</tr>"
-            for rank in range(len(self.span))
+        head = "".join(f"<th>{title}</th>" for title in ("rank", *_TITLES))
+        body = "".join(
+            f"<tr><th>{rank}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for rank, *cells in self._rows()
         )
         caption = f"<caption>milliseconds, {self.clock.value} clock</caption>"
-        return f"<table>{caption}<thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _rows(self) -> list[list[str]]:
+        parts = [getattr(self, name) for name in _PARTS]
+        return [[str(rank), *(f"{part[rank] / 1e6:,.3f}" for part in parts)] for rank in range(len(self.span))]
 
 
 _PARTS = ("compute", "communication", "overlapped", "exposed_communication", "idle", "span")
+_TITLES = tuple(name.replace("_", " ") for name in _PARTS)
 
 
 def breakdown(trace: Trace) -> Breakdown:
     """Where each rank's time went, by exact unions of intervals, in nanoseconds.
 
-    Compute is the time in which at least one compute span is open, communication likewise; overlapped is the time in which
-    both are; exposed communication is communication without compute; idle is the rest of the trace's extent, in which a
-    rank waits, has not begun or has ended.
+    Compute is the time in which at least one compute span is open, communication likewise; overlapped is the time in
+    which both are; exposed communication is communication without compute; idle is the rest of the trace's extent, in
+    which a rank waits, has not begun or has ended.
 
     >>> from vizkit.trace import Span
     >>> spans = [Span(0, "B", 0, 60), Span(0, "all_reduce", 40, 90), Span(1, "B", 0, 100)]
@@ -127,8 +127,8 @@ def bubble(trace: Trace) -> Bubble:
 def utilisation(trace: Trace, times_ns: np.ndarray) -> np.ndarray:
     """The share of ranks that compute, averaged over each bin between `times_ns` (bin edges on the trace's clock).
 
-    Returns one number in [0, 1] for each of the `len(times_ns) - 1` bins. Raises `InvalidInputError` for edges that do not
-    increase.
+    Returns one number in [0, 1] for each of the `len(times_ns) - 1` bins. Raises `InvalidInputError` for edges that do
+    not increase.
 
     >>> from vizkit.trace import Span
     >>> t = Trace.from_spans([Span(0, "F", 0, 10), Span(1, "F", 5, 10)], clock="ideal")

@@ -15,9 +15,9 @@ NOTICEABLE_SHARE = 0.01
 class Straggler:
     """The rank that the others wait for, with the evidence; seconds are on `clock`.
 
-    `lost_s` is what all other ranks together lost waiting for this one, `lost_by_rank_s` the same for each, and `waits_s`
-    what this rank lost waiting for others. It was the last to arrive at `last_in` of `operations` operations at which
-    somebody waited. `share` = (`lost_s` − `waits_s`) / ((ranks − 1) × makespan).
+    `lost_s` is what all other ranks together lost waiting for this one, `lost_by_rank_s` the same for each, and
+    `waits_s` what this rank lost waiting for others. It was the last to arrive at `last_in` of `operations` operations
+    at which somebody waited. `share` = (`lost_s` − `waits_s`) / ((ranks − 1) × makespan).
     """
 
     rank: int
@@ -40,10 +40,10 @@ def straggler(trace: Trace, noticeable_share: float = NOTICEABLE_SHARE) -> Strag
     """The rank for which the others wait most, net of what it waits for them; None where that is not noticeable.
 
     The spans of one `operation` belong together. It can start once its last rank has arrived: at the latest `start_ns`
-    among its communication spans. What a rank loses is the part of its wait spans with that `operation` that lies before;
-    in a trace without such wait spans, the time from its own start on. The loss is put down to the last to arrive: of the
-    ranks that lost nothing, the one that started last, and among equals the one that then waited first. Noticeable is a
-    net loss of `noticeable_share` of the makespan for each other rank.
+    among its communication spans. What a rank loses is the part of its wait spans with that `operation` that lies
+    before; in a trace without such wait spans, the time from its own start on. The loss is put down to the last to
+    arrive: of the ranks that lost nothing, the one that started last, and among equals the one that then waited first.
+    Noticeable is a net loss of `noticeable_share` of the makespan for each other rank.
 
     >>> from vizkit.trace import Span
     >>> late = [Span(0, "all_reduce", 10, 90, operation=0), Span(1, "all_reduce", 80, 90, operation=0)]
@@ -55,59 +55,54 @@ def straggler(trace: Trace, noticeable_share: float = NOTICEABLE_SHARE) -> Strag
     size, makespan_ns = trace.world_size, trace.duration_ns
     if not len(members) or size < 2 or not makespan_ns:
         return None
-    numbers, operation = np.unique(trace.operation[members], return_inverse=True)
-    rank, start = trace.rank[members].astype(np.int64), trace.start_ns[members]
-    complete = np.full(len(numbers), np.iinfo(np.int64).min)
+    _, operation = np.unique(trace.operation[members], return_inverse=True)
+    rank, start = trace.rank[members], trace.start_ns[members]
+    complete = np.full(operation.max() + 1, np.iinfo(np.int64).min)
     np.maximum.at(complete, operation, start)
-    lost, first_wait = _lost(trace, numbers, complete, operation * size + rank, start)
+    lost, first_wait = _lost(trace, members, complete[operation])
 
-    arrived_last = np.flatnonzero(lost[operation, rank] == 0)
-    order = np.lexsort(
-        (
-            rank[arrived_last],
-            first_wait[operation[arrived_last], rank[arrived_last]],
-            -start[arrived_last],
-            operation[arrived_last],
-        )
-    )
-    candidates = arrived_last[order]
-    _, firsts = np.unique(operation[candidates], return_index=True)
-    blamed = candidates[firsts]
+    order = np.lexsort((rank, first_wait, -start, lost > 0, operation))
+    _, firsts = np.unique(operation[order], return_index=True)
+    last_to_arrive = rank[order[firsts]]
     caused = np.zeros((size, size), np.int64)
-    np.add.at(caused, rank[blamed], lost[operation[blamed]])
+    np.add.at(caused, (last_to_arrive[operation], rank), lost)
+    np.fill_diagonal(caused, 0)
 
     net = caused.sum(axis=1) - caused.sum(axis=0)
     worst = int(net.argmax())
-    share = net[worst] / ((size - 1) * makespan_ns)
-    if share < noticeable_share or net[worst] <= 0:
+    share = float(net[worst] / ((size - 1) * makespan_ns))
+    if net[worst] <= 0 or share < noticeable_share:
         return None
-    waited_for = lost.sum(axis=1) > 0
+    waited_for = np.unique(operation[lost > 0])
     return Straggler(
         rank=worst,
         lost_s=float(caused[worst].sum() / NS_PER_S),
         waits_s=float(caused[:, worst].sum() / NS_PER_S),
-        share=float(share),
-        last_in=int((waited_for[operation[blamed]] & (rank[blamed] == worst)).sum()),
-        operations=int(waited_for.sum()),
+        share=share,
+        last_in=int((last_to_arrive[waited_for] == worst).sum()),
+        operations=len(waited_for),
         lost_by_rank_s=tuple((caused[worst] / NS_PER_S).tolist()),
         clock=trace.clock,
     )
 
 
-def _lost(
-    trace: Trace, numbers: np.ndarray, complete: np.ndarray, member: np.ndarray, start: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(operation, rank) → nanoseconds lost before the operation was complete, and when the rank first waited for it."""
-    size = trace.world_size
-    shape = (len(numbers), size)
-    lost, first_wait = np.zeros(shape, np.int64), np.full(shape, np.iinfo(np.int64).max)
-    waits = np.flatnonzero(trace.is_role(Role.WAIT) & np.isin(trace.operation, numbers))
+def _lost(trace: Trace, members: np.ndarray, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each member: nanoseconds lost before its operation was complete, and when it first waited for it."""
+    never = np.iinfo(np.int64).max
+    waits = np.flatnonzero(trace.is_role(Role.WAIT) & np.isin(trace.operation, trace.operation[members]))
     if not len(waits):
-        np.maximum.at(lost.reshape(-1), member, complete[member // size] - start)
-        return lost, first_wait
-    operation = np.searchsorted(numbers, trace.operation[waits])
-    rank, begin = trace.rank[waits], trace.start_ns[waits]
-    before = np.minimum(trace.end_ns[waits], complete[operation]) - begin
-    np.add.at(lost, (operation, rank), np.maximum(before, 0))
-    np.minimum.at(first_wait, (operation, rank), begin)
-    return lost, first_wait
+        return complete - trace.start_ns[members], np.full(len(members), never)
+    _, key = np.unique(_operation_and_rank(trace, np.concatenate([members, waits])), return_inverse=True)
+    of_member, of_wait = key[: len(members)], key[len(members) :]
+    complete_at = np.full(key.max() + 1, np.iinfo(np.int64).min)
+    np.maximum.at(complete_at, of_member, complete)
+    begin = trace.start_ns[waits]
+    before = np.minimum(trace.end_ns[waits], complete_at[of_wait]) - begin
+    lost, first_wait = np.zeros(len(complete_at), np.int64), np.full(len(complete_at), never)
+    np.add.at(lost, of_wait, np.maximum(before, 0))
+    np.minimum.at(first_wait, of_wait, begin)
+    return lost[of_member], first_wait[of_member]
+
+
+def _operation_and_rank(trace: Trace, spans: np.ndarray) -> np.ndarray:
+    return trace.operation[spans] * trace.world_size + trace.rank[spans]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SIGNATURE = ("rank", "kind", "payload_bytes", "peer", "group", "algorithm", "split_bytes")
+_Matrices = dict[tuple[SpanKind, str, int, int, int], np.ndarray]
 _COUNTED = (*COLLECTIVE_KINDS, SpanKind.SEND)
 
 
@@ -71,12 +72,12 @@ class Traffic:
 def traffic(trace: Trace) -> Traffic:
     """Bytes on the wire from rank to rank, and the logical payload beside them.
 
-    A rank's row comes from its own spans: its share of each collective by the span's `algorithm` (where that is empty, by
-    what `trace.notes["backend"]` uses) among the ranks of `group` (where that is empty, all ranks), and its sends. So a
-    trace of some ranks tells what those ranks sent. A receive adds nothing: its bytes are counted at the sender, and are
-    missing where the sender is not in the trace. Spans of one `operation` are one operation; spans without a number
-    count once for each group, on the lowest rank of the group that is in the trace. Raises `InvalidInputError` for a send
-    without a peer and for a rank outside its own group.
+    A rank's row comes from its own spans: its share of each collective by the span's `algorithm` (where that is empty,
+    by what `trace.notes["backend"]` uses) among the ranks of `group` (where that is empty, all ranks), and its sends.
+    So a trace of some ranks tells what those ranks sent. A receive adds nothing: its bytes are counted at the sender,
+    and are missing where the sender is not in the trace. Spans of one `operation` are one operation; spans without a
+    number count once for each group, on the lowest rank of the group that is in the trace. Raises `InvalidInputError`
+    for a send without a peer and for a rank outside its own group.
 
     >>> spans = [Span(r, "all_reduce", 0, 1, payload_bytes=1000, operation=0) for r in range(4)]
     >>> t = traffic(Trace.from_spans(spans, clock="virtual"))
@@ -142,7 +143,8 @@ class _Rows:
             values, code = np.unique(trace.columns[column][spans], return_inverse=True)
             _, distinct = np.unique(distinct * max(len(values), 1) + code, return_inverse=True)
         _, examples = np.unique(distinct, return_index=True)
-        backend, matrices = trace.notes.get("backend", ""), {}
+        backend = trace.notes.get("backend", "")
+        matrices: _Matrices = {}
         bytes_to = [_sent(trace[int(spans[i])], trace.world_size, backend, matrices) for i in examples]
         return cls(
             spans,
@@ -159,13 +161,15 @@ class _Rows:
         return total
 
 
-def _sent(span: Span, world_size: int, backend: str, matrices: dict[tuple, np.ndarray]) -> np.ndarray:
+def _sent(span: Span, world_size: int, backend: str, matrices: _Matrices) -> np.ndarray:
     """What this span's rank sends to each rank."""
     row = np.zeros(world_size, np.int64)
     if span.kind is SpanKind.SEND:
         if not 0 <= span.peer < world_size:
             raise InvalidInputError.because(
-                "peer", span.peer, f"a send of rank {span.rank} goes to a rank from 0 to {world_size - 1}",
+                "peer",
+                span.peer,
+                f"a send of rank {span.rank} goes to a rank from 0 to {world_size - 1}",
                 "give the receiver's global rank",
             )
         row[span.peer] = span.payload_bytes
@@ -173,7 +177,9 @@ def _sent(span: Span, world_size: int, backend: str, matrices: dict[tuple, np.nd
     group = span.group or tuple(range(world_size))
     if span.rank not in group or max(group) >= world_size:
         raise InvalidInputError.because(
-            "group", group, f"must hold rank {span.rank}, whose span it is, and ranks below {world_size} only",
+            "group",
+            group,
+            f"must hold rank {span.rank}, whose span it is, and ranks below {world_size} only",
             "give the global ranks that took part",
         )
     place = list(group)
