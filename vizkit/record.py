@@ -37,7 +37,7 @@ class Event:
 class Call(Event):
     """A communication was posted.
 
-    `call` numbers the communications of this rank from 0. `peer` is a global rank: the other rank of a message or the root
+    `call` is a number of its own for each communication of a rank. `peer` is a global rank: the other rank of a message or the root
     of a collective. `members` are the group's global ranks. Bytes are logical, as `Span` defines them.
     `done_wall_ns` is when it had completed, or −1 where nobody found out.
     """

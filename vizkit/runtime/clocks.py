@@ -1,0 +1,66 @@
+"""The work clock of a rank: CPU time of its thread, or time on its GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+NS_PER_MS = 1_000_000
+
+
+class WorkClock(Protocol):
+    """Reads marks in the hot path and turns them into nanoseconds afterwards."""
+
+    read: Callable[[], Any]
+
+    def start(self) -> None: ...
+
+    def work_ns(self, mark: Any) -> int:
+        """Nanoseconds of work up to this mark; only differences mean something."""
+
+    def wall_ns(self, mark: Any, host_ns: int) -> int:
+        """When the mark was passed, on `CLOCK_MONOTONIC`; the host passed it at `host_ns`."""
+
+
+class CpuClock:
+    """The CPU time of the calling thread."""
+
+    read = staticmethod(time.thread_time_ns)
+
+    def start(self) -> None:
+        pass
+
+    def work_ns(self, mark: int) -> int:
+        return mark
+
+    def wall_ns(self, mark: int, host_ns: int) -> int:
+        return host_ns
+
+
+class CudaClock:
+    """The time on the current stream: CUDA events, because the host only queues the work."""
+
+    def __init__(self) -> None:
+        self._origin = self.read()
+        self._origin_host_ns = 0
+
+    def read(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        torch.cuda.synchronize()
+        self._origin = self.read()
+        self._origin.synchronize()
+        self._origin_host_ns = time.monotonic_ns()
+
+    def work_ns(self, mark: torch.cuda.Event) -> int:
+        mark.synchronize()
+        return round(self._origin.elapsed_time(mark) * NS_PER_MS)
+
+    def wall_ns(self, mark: torch.cuda.Event, host_ns: int) -> int:
+        return self._origin_host_ns + self.work_ns(mark)
