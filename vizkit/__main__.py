@@ -1,0 +1,141 @@
+"""The command line: `python -m vizkit demo` and `python -m vizkit doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import vizkit as vk
+from vizkit.units import bytes_text
+
+STEPS_SHOWN = 3
+"""Training steps on the demo's timeline: few enough to tell the buckets apart."""
+LOSS_TOLERANCE = 1e-3
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Trains the digits on real ranks, prints what happened beside what theory says, and writes the page."""
+    from vizkit.runtime.digits import train
+
+    settings = {"num_steps": arguments.steps, "global_batch": arguments.batch}
+    print(f"Training a digits CNN on {arguments.ranks} ranks, {arguments.steps} steps of {arguments.batch} samples ...")
+    run = vk.launch(train, world_size=arguments.ranks, device=arguments.device, **settings)
+    print(run, end="\n\n")
+    for line in findings(run, arguments):
+        print(line)
+
+    virtual = run.replay()
+    figures = [vk.timeline(last_steps(virtual, STEPS_SHOWN)), vk.traffic_map(virtual)]
+    page = vk.to_html(figures, title=f"Digits on {arguments.ranks} ranks")
+    arguments.out.write_text(page, encoding="utf-8")
+    size = bytes_text(len(page.encode()))
+    print(f"\n{arguments.out} plays back the last {STEPS_SHOWN} steps; it needs no network ({size}).")
+    return 0
+
+
+def findings(run: vk.Run, arguments: argparse.Namespace) -> list[str]:
+    """Accuracy, bytes against the formula, loss against one process."""
+    from vizkit.runtime.digits import train
+
+    lessons = run.results
+    tested = sum(lesson.num_tested for lesson in lessons)
+    right = sum(lesson.num_right for lesson in lessons)
+    losses = mean_by_step(lessons)
+    lines = [f"test accuracy     {right / tested:.1%} of {tested} digits the network never saw"]
+
+    measured = int(vk.metrics.traffic(run.replay().filter(kind="all_reduce")).wire_bytes.sum())
+    theory = 2 * (arguments.ranks - 1) * lessons[0].gradient_bytes * arguments.steps
+    agreement = (
+        "equal" if measured == theory else f"differs by {measured / theory - 1:+.1%}" if theory else "no traffic"
+    )
+    lines.append(
+        f"gradient traffic  {bytes_text(measured)} on the wire, all ranks; ring all-reduce, 2(n-1)/n of "
+        f"{bytes_text(lessons[0].gradient_bytes)} a rank and step: {bytes_text(theory)} ({agreement})"
+    )
+    alone = vk.launch(
+        train, world_size=1, device=arguments.device, num_steps=arguments.steps, global_batch=arguments.batch
+    )
+    expected = mean_by_step(alone.results)
+    gap = max(abs(ours - theirs) for ours, theirs in zip(losses, expected, strict=True))
+    verdict = "the same" if gap < LOSS_TOLERANCE else "NOT the same"
+    lines.append(
+        f"loss              {losses[0]:.3f} to {losses[-1]:.3f}; {verdict} as one process at every step "
+        f"(largest gap {gap:.0e}, allowed {LOSS_TOLERANCE:.0e})"
+    )
+    return lines
+
+
+def mean_by_step(lessons: Sequence) -> list[float]:
+    """The global batch's loss at each step: shards are equal, so it is the mean of theirs."""
+    return [sum(shards) / len(shards) for shards in zip(*(lesson.losses for lesson in lessons), strict=True)]
+
+
+def last_steps(trace: vk.Trace, count: int) -> vk.Trace:
+    """The part of the trace from the last end of an optimizer step before the last `count` steps."""
+    ends = sorted(int(end) for end in trace.filter(rank=0, kind="optimizer").end_ns)
+    if len(ends) <= count:
+        return trace
+    return trace.filter((trace.start_ns >= ends[-count - 1]) & (trace.start_ns < ends[-1]))
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Says whether this machine is fit; the exit status is 1 where it is not."""
+    report = vk.fitness()
+    print(report)
+    return 0 if report else 1
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: must be at least 1; use 1 or more")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m vizkit",
+        description="Run parallel deep learning for real, and see what each device did.",
+        epilog="Lessons are in notebooks/; `make lab` opens the first.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="demo | doctor")
+
+    run = commands.add_parser(
+        "demo",
+        help="train digits on real ranks; print a summary; write a page that plays it back",
+        description="Trains a small CNN on scikit-learn's handwritten digits with DistributedDataParallel, on real "
+        "ranks. Prints accuracy, bytes moved and loss beside what theory says, and writes one HTML file that plays the "
+        "last steps back with no kernel and no network.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    run.add_argument("--ranks", type=positive, default=4, help="how many ranks, each a process of its own")
+    run.add_argument("--steps", type=positive, default=60, help="training steps")
+    run.add_argument("--batch", type=positive, default=128, help="samples in a step, over all ranks")
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the ranks compute")
+    run.add_argument("--out", type=Path, default=Path("demo.html"), help="the page to write")
+    run.set_defaults(run=demo)
+
+    check = commands.add_parser(
+        "doctor",
+        help="is this machine fit for the lessons",
+        description="Looks at Python, torch, cores, memory, disk and GPUs, and launches two ranks. Exit status 1 where "
+        "something is missing; each such line says what to do.",
+    )
+    check.set_defaults(run=doctor)
+    return top
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command; errors that vizkit raises on purpose are printed without a traceback, exit status 2."""
+    arguments = parser().parse_args(words)
+    try:
+        return int(arguments.run(arguments))
+    except vk.InvalidInputError as error:
+        print(f"vizkit: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
