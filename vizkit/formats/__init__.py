@@ -1,0 +1,1 @@
+"""Files: Chrome traces that Perfetto opens, and what PyTorch's profiler writes."""
