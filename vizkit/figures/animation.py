@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import plotly.graph_objects as go
 
@@ -13,6 +11,8 @@ from vizkit.figures.theme import CLEAR, CURSOR, GRID, TEXT, VEIL
 VEIL_SHAPE, CURSOR_SHAPE = 0, 1
 """Positions in `layout.shapes`. Plotly merges a frame's shapes one by one, so shapes after these two stay as they are."""
 PLAY_SECONDS = 8.0
+CONTROLS_PX = 66
+"""Height of the buttons and the slider, at the very bottom of a figure."""
 
 
 def frame_times(duration: float, max_frames: int) -> np.ndarray:
@@ -29,7 +29,7 @@ def cursor_shapes(time: float, duration: float) -> list[dict[str, float]]:
     return [{"x0": time, "x1": duration}, {"x0": time, "x1": time}]
 
 
-def add_cursor(fig: go.Figure, duration: float, times: Sequence[float], label: Callable[[float], str]) -> None:
+def add_cursor(fig: go.Figure, duration: float, times: np.ndarray, labels: list[str]) -> None:
     """Give `fig` the two shapes, a frame for each time, buttons and a slider; at first the whole trace is seen."""
     shapes = [
         {"type": "rect", "fillcolor": VEIL, "line": {"width": 0}, "name": "veil"},
@@ -38,14 +38,21 @@ def add_cursor(fig: go.Figure, duration: float, times: Sequence[float], label: C
     for shape, place in zip(shapes, cursor_shapes(duration, duration), strict=True):
         shape.update(xref="x", yref="paper", y0=0, y1=1, layer="above", **place)
     fig.layout.shapes = [*shapes, *fig.layout.shapes]
-    frames = [{"name": f"{i}", "layout": {"shapes": cursor_shapes(t, duration)}} for i, t in enumerate(times)]
-    add_frames(fig, frames, [label(time) for time in times], redraw=False)
+    frames = [{"name": f"{i}", "layout": {"shapes": cursor_shapes(t, duration)}} for i, t in enumerate(times.tolist())]
+    add_frames(fig, frames, labels, redraw=False, frame_ms=round(1000 * PLAY_SECONDS / len(frames)))
 
 
-def add_frames(fig: go.Figure, frames: list[dict], labels: list[str], *, redraw: bool, prefix: str = "") -> None:
-    """Give `fig` these frames with a slider that names each by its label, and buttons; the last frame is shown first."""
+def add_frames(
+    fig: go.Figure, frames: list[dict], labels: list[str], *, redraw: bool, frame_ms: int, shown: int = -1
+) -> None:
+    """Give `fig` these frames, with buttons and a slider that names each by its label.
+
+    `shown` is the frame to begin with. The controls stand under the bottom margin that the layout has by now.
+    """
     fig.frames = frames
-    frame_ms = round(1000 * PLAY_SECONDS / len(frames)) if len(frames) > 20 else 800
+    top = {"t": fig.layout.margin.b + 8}
+    fig.layout.margin.b += CONTROLS_PX
+    fig.layout.height += CONTROLS_PX
     how = {"mode": "immediate", "transition": {"duration": 0}}
     play = {"frame": {"duration": frame_ms, "redraw": redraw}, "fromcurrent": True, **how}
     jump = {"frame": {"duration": 0, "redraw": redraw}, **how}
@@ -55,7 +62,7 @@ def add_frames(fig: go.Figure, frames: list[dict], labels: list[str], *, redraw:
             "direction": "left",
             "showactive": False,
             "x": 0, "xanchor": "left", "y": 0, "yanchor": "top",
-            "pad": {"t": 62, "l": 0, "r": 10},
+            "pad": {**top, "l": 0, "r": 10},
             "bgcolor": CLEAR, "bordercolor": TEXT, "font": {"color": TEXT},
             "buttons": [
                 {"label": "▶ Play", "method": "animate", "args": [None, play]},
@@ -65,13 +72,13 @@ def add_frames(fig: go.Figure, frames: list[dict], labels: list[str], *, redraw:
     ]  # fmt: skip
     fig.layout.sliders = [
         {
-            "active": len(frames) - 1,
+            "active": shown % len(frames),
             "x": 0, "len": 1, "y": 0, "yanchor": "top",
-            "pad": {"t": 62, "l": 175, "r": 10, "b": 10},
+            "pad": {**top, "l": 175, "r": 10, "b": 10},
             "bgcolor": GRID, "activebgcolor": CURSOR, "bordercolor": CLEAR, "tickcolor": CLEAR, "ticklen": 0,
             "minorticklen": 0,
             "font": {"color": CLEAR, "size": 1},
-            "currentvalue": {"prefix": prefix, "font": {"size": 13, "color": TEXT}, "offset": 8, "xanchor": "left"},
+            "currentvalue": {"prefix": "", "font": {"size": 13, "color": TEXT}, "offset": 8, "xanchor": "left"},
             "transition": {"duration": 0},
             "steps": [
                 {"label": label, "method": "animate", "args": [[frame["name"]], jump]}

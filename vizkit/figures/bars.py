@@ -8,9 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.basedatatypes import BaseTraceType
 
-from vizkit.figures.coverage import dominant_kinds, gaps
+from vizkit.figures.coverage import dominant_kinds, idle_intervals
 from vizkit.figures.theme import CLEAR, HATCH, IDLE, OUTLINE, STYLES, TimeAxis, human_bytes, human_time
-from vizkit.trace import KINDS, NONE, Role, Trace
+from vizkit.trace import KINDS, NONE, Role, SpanKind, Trace
 
 MAX_BARS = 5_000
 MAX_POLYGONS = 50_000
@@ -44,14 +44,14 @@ class Detail(enum.StrEnum):
         return cls.POLYGONS if num_spans <= MAX_POLYGONS else cls.HEAT_MAP
 
 
-def span_traces(trace: Trace, axis: TimeAxis, yaxis: str = "y", *, legend: bool = True) -> list[BaseTraceType]:
+def span_traces(trace: Trace, axis: TimeAxis, yaxis: str = "y") -> list[BaseTraceType]:
     """Plotly traces of all spans on `yaxis` (a row is `ROW_SCALE` high, rank r in the middle at r × `ROW_SCALE`)."""
     detail = Detail.of(len(trace))
-    idle = _idle_polygons(trace, axis, yaxis, legend)
+    idle = _idle(trace, axis, yaxis)
     if detail is Detail.HEAT_MAP:
-        return [idle, *_heat_map(trace, axis, yaxis, legend)]
+        return [idle, *_heat_map(trace, axis, yaxis)]
     draw = _bars if detail is Detail.BARS else _polygons
-    return [idle, *(draw(trace, code, axis, yaxis, legend) for code in np.unique(trace.kind).tolist())]
+    return [idle, *(draw(trace, code, axis, yaxis) for code in np.unique(trace.kind).tolist())]
 
 
 def lane_of(trace: Trace) -> np.ndarray:
@@ -76,7 +76,7 @@ def polygons(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
     return {"x": corners.ravel(), "y": heights.ravel()}
 
 
-def _bars(trace: Trace, code: int, axis: TimeAxis, yaxis: str, legend: bool) -> go.Bar:
+def _bars(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Bar:
     kind, spans = KINDS[code], trace.filter(trace.kind == code)
     style, lanes = STYLES[kind], lane_of(spans)
     return go.Bar(
@@ -88,19 +88,18 @@ def _bars(trace: Trace, code: int, axis: TimeAxis, yaxis: str, legend: bool) -> 
         yaxis=yaxis,
         name=style.label,
         legendgroup=kind.value,
-        showlegend=legend,
         legendrank=100 + code,
         marker={
             "color": style.color,
             "line": {"width": 0.6, "color": OUTLINE},
-            "pattern": {"shape": style.pattern, "fgcolor": HATCH, "size": 7, "solidity": 0.25},
+            "pattern": _pattern(kind),
         },
         hovertext=_hover_texts(spans),
         hovertemplate="%{hovertext}<br>starts at %{base:.6~g} " + axis.unit + "<extra></extra>",
     )
 
 
-def _polygons(trace: Trace, code: int, axis: TimeAxis, yaxis: str, legend: bool) -> go.Scatter:
+def _polygons(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Scatter:
     kind, spans = KINDS[code], trace.filter(trace.kind == code)
     style, lanes = STYLES[kind], lane_of(spans)
     return go.Scatter(
@@ -108,18 +107,17 @@ def _polygons(trace: Trace, code: int, axis: TimeAxis, yaxis: str, legend: bool)
         mode="none",
         fill="toself",
         fillcolor=style.color,
-        fillpattern={"shape": style.pattern, "fgcolor": HATCH, "bgcolor": style.color, "size": 7, "solidity": 0.25},
+        fillpattern=_pattern(kind),
         hoveron="fills",
         hoverinfo="name",
         yaxis=yaxis,
         name=style.label,
         legendgroup=kind.value,
-        showlegend=legend,
         legendrank=100 + code,
     )
 
 
-def _heat_map(trace: Trace, axis: TimeAxis, yaxis: str, legend: bool) -> list[BaseTraceType]:
+def _heat_map(trace: Trace, axis: TimeAxis, yaxis: str) -> list[BaseTraceType]:
     """Two rows of pixels a rank: the kind that fills most of each pixel, in its colour."""
     start, end = trace.extent_ns
     codes = np.unique(trace.kind)
@@ -147,21 +145,25 @@ def _heat_map(trace: Trace, axis: TimeAxis, yaxis: str, legend: bool) -> list[Ba
         hoverinfo="skip",
         yaxis=yaxis,
     )
-    keys = [_legend_key(code, yaxis) for code in codes.tolist()] if legend else []
-    return [picture, *keys]
+    return [picture, *(_legend_key(code, yaxis) for code in codes.tolist())]
 
 
 def _legend_key(code: int, yaxis: str) -> go.Bar:
-    style = STYLES[KINDS[code]]
+    kind = KINDS[code]
     return go.Bar(
-        x=[0], y=[0], width=0, orientation="h", yaxis=yaxis, name=style.label, legendrank=100 + code,
-        marker={"color": style.color}, hoverinfo="skip",
+        x=[0], y=[0], width=0, orientation="h", yaxis=yaxis, name=STYLES[kind].label, legendgroup=kind.value,
+        legendrank=100 + code, marker={"color": STYLES[kind].color}, hoverinfo="skip",
     )  # fmt: skip
 
 
-def _idle_polygons(trace: Trace, axis: TimeAxis, yaxis: str, legend: bool) -> go.Scatter:
+def _pattern(kind: SpanKind) -> dict[str, object]:
+    style = STYLES[kind]
+    return {"shape": style.pattern, "fgcolor": HATCH, "bgcolor": style.color, "size": 7, "solidity": 0.25}
+
+
+def _idle(trace: Trace, axis: TimeAxis, yaxis: str) -> go.Scatter:
     """Grey over each time in which a rank neither computes nor communicates."""
-    rank, left, right = gaps(trace, trace.is_role(Role.WAIT))
+    rank, left, right = idle_intervals(trace)
     if len(left) > MAX_BARS:
         visible = (right - left) * SLIVERS_PER_PIXEL * HEAT_MAP_COLUMNS >= trace.duration_ns
         rank, left, right = rank[visible], left[visible], right[visible]
@@ -170,7 +172,7 @@ def _idle_polygons(trace: Trace, axis: TimeAxis, yaxis: str, legend: bool) -> go
     return go.Scatter(
         **rectangles(axis.of(left), axis.of(right), top, bottom),
         mode="none", fill="toself", fillcolor=IDLE, hoverinfo="skip", yaxis=yaxis, name="idle",
-        legendgroup="idle", showlegend=legend, legendrank=300,
+        legendgroup="idle", legendrank=300,
     )  # fmt: skip
 
 

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
-from vizkit.figures.theme import CLOCK_MEANINGS
-from vizkit.trace import Trace
+from vizkit import metrics
+from vizkit.errors import InvalidInputError
+from vizkit.figures.theme import CLOCK_MEANINGS, STYLES, human_bytes, human_time
+from vizkit.trace import SpanKind, Trace
 
 META_KEY = "vizkit_summary"
+MAX_RANKS_LISTED = 16
+PIPELINE_KINDS = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.BACKWARD_INPUT, SpanKind.BACKWARD_WEIGHT)
 
 
-def summarise(trace: Trace) -> str:
-    return f"{trace.world_size} ranks, {CLOCK_MEANINGS[trace.clock]}"
+def describe(fig_or_trace: go.Figure | Trace) -> str:
+    """What a figure of `vizkit`, or a trace, shows, in words: clock, times by rank, bytes, bubble, straggler.
+
+    A figure carries its summary in `layout.meta`, so that it survives JSON. Other Plotly figures get a list of what they
+    draw. Raises `InvalidInputError` for anything else.
+
+    >>> from vizkit.trace import Span
+    >>> print(describe(Trace.from_spans([Span(0, SpanKind.OPTIMIZER, 0, 5_000_000)], clock="ideal")))
+    1 rank, 1 span, 5 ms on the ideal clock: computed, nothing ran.
+    Share of 5 ms   compute  communication  exposed communication     idle
+    rank 0           100.0%           0.0%                   0.0%     0.0%
+    No bytes moved between ranks.
+    """
+    if isinstance(fig_or_trace, Trace):
+        return summarise(fig_or_trace)
+    if not isinstance(fig_or_trace, go.Figure):
+        raise InvalidInputError.because(
+            "fig_or_trace", fig_or_trace, "is neither a trace nor a Plotly figure", "give run.trace or vizkit.timeline(…)"
+        )
+    stored = (fig_or_trace.layout.meta or {}).get(META_KEY)
+    return stored if stored is not None else _foreign(fig_or_trace)
 
 
 def remember(fig: go.Figure, summary: str) -> go.Figure:
@@ -23,7 +47,79 @@ def remember(fig: go.Figure, summary: str) -> go.Figure:
     return fig
 
 
-def describe(fig_or_trace: go.Figure | Trace) -> str:
-    if isinstance(fig_or_trace, Trace):
-        return summarise(fig_or_trace)
-    return (fig_or_trace.layout.meta or {}).get(META_KEY, "")
+def summarise(trace: Trace) -> str:
+    """The summary of a trace, a few lines."""
+    size = f"{_count(trace.world_size, 'rank')}, {_count(len(trace), 'span')}"
+    if not len(trace):
+        return f"{size}: nothing was recorded ({CLOCK_MEANINGS[trace.clock]})."
+    lines = [
+        f"{size}, {human_time(trace.duration_ns)} on the {CLOCK_MEANINGS[trace.clock]}.",
+        *_notes(trace),
+        *_time_by_rank(trace),
+        *_bytes(trace),
+        *_bubble(trace),
+        *_straggler(trace),
+    ]
+    return "\n".join(lines)
+
+
+def _notes(trace: Trace) -> list[str]:
+    return [", ".join(f"{key} {value}" for key, value in trace.notes.items()) + "."] if trace.notes else []
+
+
+def _time_by_rank(trace: Trace) -> list[str]:
+    parts = metrics.breakdown(trace)
+    names = ("compute", "communication", "exposed_communication", "idle")
+    shares = np.stack([getattr(parts, name) / max(trace.duration_ns, 1) for name in names], 1)
+    widths = [max(len(name), 7) for name in names]
+    label_width = max(len(f"Share of {human_time(trace.duration_ns)}"), 14)
+    header = f"Share of {human_time(trace.duration_ns)}".ljust(label_width) + "".join(
+        "  " + name.replace("_", " ").rjust(width) for name, width in zip(names, widths, strict=True)
+    )
+
+    def row(label: str, values: np.ndarray) -> str:
+        cells = (f"  {value:>{width}.1%}" for value, width in zip(values, widths, strict=True))
+        return label.ljust(label_width) + "".join(cells)
+
+    if trace.world_size <= MAX_RANKS_LISTED:
+        rows = [row(f"rank {rank}", values) for rank, values in enumerate(shares)]
+    else:
+        rows = [row(label, pick(shares, axis=0)) for label, pick in
+                (("least", np.min), ("mean", np.mean), ("most", np.max))]  # fmt: skip
+    return [header, *rows]
+
+
+def _bytes(trace: Trace) -> list[str]:
+    traffic = metrics.traffic(trace)
+    if not traffic.total_wire_bytes and not traffic.operations:
+        return ["No bytes moved between ranks."]
+    by_kind = ", ".join(
+        f"{_count(part.operations, STYLES[kind].label)} ({human_bytes(int(part.wire_bytes.sum()))})"
+        for kind, part in traffic.by_kind.items()
+    )
+    return [
+        f"On the wire: {human_bytes(traffic.total_wire_bytes)} for {human_bytes(traffic.payload_bytes)} of payload. "
+        f"{by_kind}."
+    ]
+
+
+def _bubble(trace: Trace) -> list[str]:
+    if not trace.is_kind(*PIPELINE_KINDS).any():
+        return []
+    bubble = metrics.bubble(trace)
+    return [f"Bubble: {bubble.over_total:.1%} of the total time, {bubble.over_ideal:.1%} of the ideal time."]
+
+
+def _straggler(trace: Trace) -> list[str]:
+    found = metrics.straggler(trace)
+    return [] if found is None else [f"Straggler: {found}."]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def _foreign(fig: go.Figure) -> str:
+    title = fig.layout.title.text or "A figure without a title"
+    drawn = ", ".join(f"{trace.name or 'unnamed'} ({trace.type})" for trace in fig.data) or "nothing"
+    return f"{title}: {drawn}."

@@ -7,12 +7,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from vizkit.errors import InvalidInputError
-from vizkit.figures.describe import describe
+from vizkit.figures.animation import CONTROLS_PX
+from vizkit.figures.describe import META_KEY, describe
 
 _ASSETS = Path(__file__).parent / "page"
 
@@ -51,34 +53,36 @@ def write_html(path: str | Path, fig: go.Figure | Sequence[go.Figure], *, title:
 
 def _section(fig: go.Figure, number: int) -> str:
     figure = Template((_ASSETS / "figure.html").read_text(encoding="utf-8"))
+    content = _without_plotly_controls(fig)
     return figure.substitute(
         number=number,
         heading=html.escape(_heading(fig)),
         summary=html.escape(describe(fig)),
-        controls="" if fig.frames else "hidden",
+        controls="" if "player" in content else "hidden",
         last=max(len(fig.frames) - 1, 0),
-        height=fig.layout.height or 450,
-        data=_without_plotly_controls(fig),
+        shown=content.get("player", {}).get("first", 0),
+        height=content["layout"].get("height", 450),
+        # "</script" inside a string would end the element
+        data=json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
     )
 
 
-def _without_plotly_controls(fig: go.Figure) -> str:
-    """The figure as JSON for the player, which has better controls of its own; their labels go with the frames."""
+def _without_plotly_controls(fig: go.Figure) -> dict[str, Any]:
+    """The figure as plain data for the player, which has better controls of its own; their labels go with the frames."""
     content = json.loads(fig.to_json())
     layout = content["layout"]
-    sliders = layout.pop("sliders", [])
-    if layout.pop("updatemenus", None):
-        controls_px = (layout.get("meta") or {}).get(CONTROLS_KEY, 0)
-        layout["height"] -= controls_px
-        layout["margin"]["b"] -= controls_px
-    steps = sliders[0]["steps"] if sliders else []
-    content["labels"] = [step["label"] for step in steps]
-    content["animation"] = steps[0]["args"][1] if steps else {}
-    # "</script" inside a string would end the element
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
-
-
-CONTROLS_KEY = "vizkit_controls_px"
+    if META_KEY not in layout.get("meta", {}) or "sliders" not in layout:
+        return content
+    (slider,), (menu,) = layout.pop("sliders"), layout.pop("updatemenus")
+    layout["height"] -= CONTROLS_PX
+    layout["margin"]["b"] -= CONTROLS_PX
+    content["player"] = {
+        "labels": [step["label"] for step in slider["steps"]],
+        "jump": slider["steps"][0]["args"][1],
+        "frame_ms": menu["buttons"][0]["args"][1]["frame"]["duration"],
+        "first": slider["active"],
+    }
+    return content
 
 
 def _heading(fig: go.Figure) -> str:

@@ -11,13 +11,13 @@ from vizkit.trace import COLLECTIVE_KINDS, SpanKind, Trace
 
 MAX_ARROWS = 2_000
 MAX_BANDS = 4_000
-BAND = "rgba(204,121,167,0.28)"
+BAND = "rgba(204,121,167,0.22)"
 """Okabe-Ito's purple, so thin that the rows under a band stay readable."""
 
 
-def link_traces(trace: Trace, axis: TimeAxis, yaxis: str = "y", *, legend: bool = True) -> list[go.Scatter]:
+def link_traces(trace: Trace, axis: TimeAxis, yaxis: str = "y") -> list[go.Scatter]:
     """Bands and arrows of a trace, as few Plotly traces as there are kinds of link; none where there are too many."""
-    drawn = [_bands(trace, axis, yaxis, legend), _arrows(trace, axis, yaxis, legend)]
+    drawn = [_bands(trace, axis, yaxis), _arrows(trace, axis, yaxis)]
     return [link for link in drawn if link is not None]
 
 
@@ -38,7 +38,7 @@ def collective_neighbours(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     return upper[joined], lower[joined]
 
 
-def _bands(trace: Trace, axis: TimeAxis, yaxis: str, legend: bool) -> go.Scatter | None:
+def _bands(trace: Trace, axis: TimeAxis, yaxis: str) -> go.Scatter | None:
     upper, lower = collective_neighbours(trace)
     if not 0 < len(upper) <= MAX_BANDS:
         return None
@@ -47,11 +47,11 @@ def _bands(trace: Trace, axis: TimeAxis, yaxis: str, legend: bool) -> go.Scatter
     y = np.stack([lanes[upper, 1], lanes[upper, 1], lanes[lower, 0], lanes[lower, 0]], 1)
     return go.Scatter(
         **polygons(x, y), mode="lines", line={"width": 0.7, "color": PURPLE}, fill="toself", fillcolor=BAND,
-        hoverinfo="skip", yaxis=yaxis, name="one collective", legendgroup="band", showlegend=legend, legendrank=310,
+        hoverinfo="skip", yaxis=yaxis, name="collective", legendgroup="band", legendrank=310,
     )  # fmt: skip
 
 
-def _arrows(trace: Trace, axis: TimeAxis, yaxis: str, legend: bool) -> go.Scatter | None:
+def _arrows(trace: Trace, axis: TimeAxis, yaxis: str) -> go.Scatter | None:
     sends, receives = message_pairs(trace)
     if not 0 < len(sends) <= MAX_ARROWS:
         return None
@@ -68,7 +68,7 @@ def _arrows(trace: Trace, axis: TimeAxis, yaxis: str, legend: bool) -> go.Scatte
             "symbol": "arrow", "angleref": "previous", "color": BLUE, "line": {"width": 0.5, "color": OUTLINE},
             "size": np.tile(np.array([0, 9, 0], np.int8), len(sends)),
         },
-        hoverinfo="skip", yaxis=yaxis, name="message", legendgroup="message", showlegend=legend, legendrank=311,
+        hoverinfo="skip", yaxis=yaxis, name="message", legendgroup="message", legendrank=311,
     )  # fmt: skip
 
 

@@ -2,75 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
 import plotly.graph_objects as go
 
-from vizkit.figures.coverage import utilisation
+from vizkit import metrics
 from vizkit.figures.theme import BLUE, GREEN, TimeAxis, human_bytes
-from vizkit.trace import Role, Trace
+from vizkit.trace import COMMUNICATION_KINDS, Trace
 
 MAX_POINTS = 400
-BYTE_TICKS = 3
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Bytes on the wire by each of some moments, all ranks together."""
-
-    times_ns: np.ndarray
-    total_bytes: np.ndarray
-
-    @classmethod
-    def of(cls, trace: Trace) -> Progress:
-        spans = trace.filter(trace.is_role(Role.COMMUNICATION))
-        order = np.argsort(spans.end_ns)
-        return cls(spans.end_ns[order], np.cumsum(spans.payload_bytes[order]))
-
-    def at(self, time_ns: float) -> int:
-        """Bytes moved by `time_ns`."""
-        return int(self.at_all(np.array([time_ns]))[0])
-
-    def at_all(self, times_ns: np.ndarray) -> np.ndarray:
-        """Bytes moved by each of these moments."""
-        position = np.searchsorted(self.times_ns, times_ns, side="right") - 1
-        if not len(self.times_ns):
-            return np.zeros(len(times_ns), np.int64)
-        return np.where(position >= 0, self.total_bytes[position], 0)
-
-    @property
-    def final(self) -> int:
-        return int(self.total_bytes[-1]) if len(self.total_bytes) else 0
+def bytes_so_far(trace: Trace, times_ns: np.ndarray) -> np.ndarray:
+    """Bytes on the wire by each time, all ranks together, on the trace's clock."""
+    return metrics.traffic_over_time(trace, times_ns).sum(axis=(1, 2))
 
 
 def strip_traces(
-    trace: Trace, progress: Progress, axis: TimeAxis, axes: tuple[str, str], *, label: str = "", dash: str = "solid"
+    trace: Trace, axis: TimeAxis, axes: tuple[str, str], *, label: str = "", dash: str = "solid"
 ) -> list[go.Scatter]:
-    """Bytes so far on the first of `axes` and utilisation on the second, each as a line of at most 400 points."""
+    """Utilisation on the second of `axes` and bytes so far on the first, each as a line of at most 400 points."""
     start, end = trace.extent_ns
-    edges = np.linspace(start, end, MAX_POINTS + 1)
-    moments = progress.times_ns if len(progress.times_ns) <= MAX_POINTS else edges
-    moments = np.concatenate([[start], moments, [end]])
+    edges = np.unique(np.linspace(start, end, MAX_POINTS + 1).astype(np.int64))
+    moments = np.unique(trace.end_ns[trace.is_kind(*COMMUNICATION_KINDS)])
+    moments = np.unique(np.concatenate([[start], moments if len(moments) <= MAX_POINTS else edges, [end]]))
     suffix = f", {label}" if label else ""
-    share = utilisation(trace, MAX_POINTS)
-    common = {"mode": "lines", "legendgroup": "strip"}
+    share = metrics.utilisation(trace, edges) * 100 if len(edges) > 1 else np.zeros(1)
     return [
         go.Scatter(
-            x=axis.of(edges), y=(np.append(share, share[-1:]) * 100).astype(np.float32), yaxis=axes[1],
-            name=f"utilisation{suffix}", line={"color": GREEN, "width": 1.2, "shape": "hv", "dash": dash},
+            x=axis.of(edges), y=np.append(share, share[-1:])[: len(edges)].astype(np.float32), yaxis=axes[1],
+            name=f"utilisation{suffix}", line={"color": GREEN, "width": 1.2, "shape": "hv", "dash": dash}, mode="lines",
             fill=None if label else "tozeroy", fillcolor="rgba(0,158,115,0.18)", legendrank=401,
-            hovertemplate="%{y:.0f} % of ranks compute<extra></extra>", **common,
+            hovertemplate="%{y:.0f} % of ranks compute<extra></extra>",
         ),
         go.Scatter(
-            x=axis.of(moments), y=progress.at_all(moments), yaxis=axes[0], name=f"bytes so far{suffix}",
-            line={"color": BLUE, "width": 2, "shape": "hv", "dash": dash}, legendrank=400,
-            hovertemplate="%{y:.4s}B on the wire so far<extra></extra>", **common,
+            x=axis.of(moments), y=bytes_so_far(trace, moments), yaxis=axes[0], name=f"bytes so far{suffix}",
+            line={"color": BLUE, "width": 2, "shape": "hv", "dash": dash}, legendrank=400, mode="lines",
+            hovertemplate="%{y:.4s}B on the wire so far<extra></extra>",
         ),
     ]  # fmt: skip
 
 
 def byte_ticks(final: int) -> dict[str, object]:
-    """Tick values and texts of an axis from 0 to `final` bytes."""
-    values = np.linspace(0, max(final, 1), BYTE_TICKS)
+    """Ticks of an axis from 0 to `final` bytes: a few round numbers, with units.
+
+    >>> byte_ticks(101_000_000)["ticktext"]
+    ['0 B', '50 MB', '100 MB']
+    """
+    rough = max(final, 2) / 2
+    power = 10 ** math.floor(math.log10(rough))
+    step = max(digit * power for digit in (1, 2, 2.5, 5) if digit * power <= rough)
+    values = np.arange(0, max(final, 2) * 1.001, step)
     return {"tickvals": values, "ticktext": [human_bytes(value) for value in values]}

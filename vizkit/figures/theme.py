@@ -19,7 +19,8 @@ GRID = "rgba(128,128,128,0.28)"
 IDLE = "rgba(128,128,128,0.22)"
 VEIL = "rgba(128,128,128,0.62)"
 CURSOR = VERMILLION
-OUTLINE = "rgba(40,40,40,0.75)"
+OUTLINE = "#6E6E6E"
+"""Seen on both backgrounds, because a very short span is nothing but its outline."""
 HATCH = "rgba(0,0,0,0.55)"
 CLEAR = "rgba(0,0,0,0)"
 FONT_FAMILY = "system-ui, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif"
@@ -123,6 +124,17 @@ def human_time(duration_ns: float) -> str:
     return f"{duration_ns:.3g} ns"
 
 
+EMPTY_CELL = "rgba(128,128,128,0.16)"
+SEQUENCE = ("#D6EAF8", "#A9D3EE", "#6CB4DF", "#2F92CB", "#0072B2")
+"""Pale to dark in one hue, so that order shows without colour vision too; ends read on white and on #111."""
+
+
+def sequential_scale(first: float = 0.0) -> list[list[object]]:
+    """Plotly's colour scale over `SEQUENCE`, from `first` of the way on."""
+    steps = np.linspace(first, 1, len(SEQUENCE))
+    return [[float(step), color] for step, color in zip(steps, SEQUENCE, strict=True)]
+
+
 def base_layout(title: str, subtitle: str, height: int) -> dict[str, object]:
     """Layout that assumes no background: clear paper, mid-contrast text, the legend at the right of the plot."""
     return {
@@ -143,7 +155,7 @@ def base_layout(title: str, subtitle: str, height: int) -> dict[str, object]:
         "plot_bgcolor": CLEAR,
         "height": height,
         "margin": {"l": 70, "r": 20, "t": 72, "b": 60},
-        "legend": {"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "bgcolor": CLEAR, "itemwidth": 30},
+        "legend": {"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "bgcolor": CLEAR, "itemwidth": 30, "tracegroupgap": 0},
         "hoverlabel": {"align": "left", "font": {"family": FONT_FAMILY}},
         "hovermode": "closest",
     }

@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
+from vizkit import metrics
 from vizkit.figures.animation import add_cursor, frame_times
 from vizkit.figures.bars import ROW_SCALE, span_traces
 from vizkit.figures.describe import remember, summarise
 from vizkit.figures.links import link_traces
-from vizkit.figures.strip import Progress, byte_ticks, strip_traces
+from vizkit.figures.strip import byte_ticks, bytes_so_far, strip_traces
 from vizkit.figures.theme import AXIS_STYLE, CLOCK_MEANINGS, TEXT, TimeAxis, base_layout, human_bytes, human_time
 from vizkit.trace import Trace
 
-STRIP_PX, GAP_PX, CONTROLS_PX, HEADER_PX, AXIS_TITLE_PX = 90, 26, 120, 84, 0
+STRIP_PX, GAP_PX, FOOTER_PX, HEADER_PX = 90, 26, 52, 84
 MAX_RANK_LABELS = 32
+PLOT_SHARE = 0.945
+"""What the rows take of the width left of the legend; the rest is for the labels of the utilisation."""
 
 
 def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -> go.Figure:
@@ -36,28 +39,23 @@ def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -
     if not len(trace):
         return _nothing_to_show(fig, trace, heading)
     start, end = trace.extent_ns
-    axis, progress = TimeAxis.spanning(start, end), Progress.of(trace)
+    axis, total = TimeAxis.spanning(start, end), metrics.traffic(trace).total_wire_bytes
     fig.add_traces([*span_traces(trace, axis), *link_traces(trace, axis)])
-    fig.add_traces(strip_traces(trace, progress, axis, ("y2", "y3")))
+    fig.add_traces(strip_traces(trace, axis, ("y2", "y3")))
     gantt_px = rows_px(trace.world_size)
     plot_px = gantt_px + GAP_PX + STRIP_PX
-    fig.layout = base_layout(heading, subtitle(trace), plot_px + HEADER_PX + CONTROLS_PX)
+    fig.layout = base_layout(heading, subtitle(trace), plot_px + HEADER_PX + FOOTER_PX)
     duration = float(axis.of(np.array(end)))
-    fig.layout.margin.update(t=HEADER_PX, b=CONTROLS_PX)
+    fig.layout.margin.update(t=HEADER_PX, b=FOOTER_PX)
     fig.layout.update(
         barmode="overlay",
         xaxis=time_axis(axis, duration, "y2"),
         yaxis=rank_axis(trace.world_size, (1 - gantt_px / plot_px, 1)),
-        yaxis2={**AXIS_STYLE, "domain": (0, STRIP_PX / plot_px), "range": (0, max(progress.final, 1) * 1.05),
-                "title": {"text": "bytes", "font": {"size": 11}}, **byte_ticks(progress.final)},
-        yaxis3={**AXIS_STYLE, "overlaying": "y2", "side": "right", "range": (0, 105), "showgrid": False,
-                "tickvals": [0, 50, 100], "ticksuffix": " %"},
-    )  # fmt: skip
+        yaxis2=strip_axis(STRIP_PX / plot_px, total),
+        yaxis3=share_axis(),
+    )
     moments = times * duration
-    add_cursor(
-        fig, duration, moments,
-        lambda t: f"{axis.label(t)} · {human_bytes(progress.at(start + round(t * axis.ns_per_unit)))} moved",
-    )  # fmt: skip
+    add_cursor(fig, duration, moments, moment_labels(trace, axis, moments))
     return remember(fig, summarise(trace))
 
 
@@ -65,6 +63,12 @@ def subtitle(trace: Trace) -> str:
     """The clock and what it means, then the size of the trace."""
     ranks = "1 rank" if trace.world_size == 1 else f"{trace.world_size} ranks"
     return f"{CLOCK_MEANINGS[trace.clock]} · {ranks} · {human_time(trace.duration_ns)} · {len(trace):,} spans"
+
+
+def moment_labels(trace: Trace, axis: TimeAxis, moments: np.ndarray) -> list[str]:
+    """What the slider says at each moment: the time, and the bytes moved by then."""
+    moved = bytes_so_far(trace, axis.start_ns + moments * axis.ns_per_unit)
+    return [f"{axis.label(t)} · {human_bytes(num)} moved" for t, num in zip(moments, moved.tolist(), strict=True)]
 
 
 def rows_px(world_size: int) -> int:
@@ -75,7 +79,7 @@ def rows_px(world_size: int) -> int:
 def time_axis(axis: TimeAxis, duration: float, anchor: str) -> dict[str, object]:
     """The one time axis that all rows and the strip share."""
     return {
-        **AXIS_STYLE, "anchor": anchor, "range": (0, duration or 1), "domain": (0, 1), "type": "linear",
+        **AXIS_STYLE, "anchor": anchor, "range": (0, duration or 1), "domain": (0, PLOT_SHARE), "type": "linear",
         "title": {"text": f"time since the first span ({axis.unit})", "standoff": 8}, "ticks": "outside",
     }  # fmt: skip
 
@@ -87,6 +91,20 @@ def rank_axis(world_size: int, domain: tuple[float, float], prefix: str = "rank 
         **AXIS_STYLE, "domain": domain, "range": ((world_size - 0.5) * ROW_SCALE, -0.5 * ROW_SCALE), "showgrid": False,
         "tickvals": [rank * ROW_SCALE for rank in shown], "ticktext": [f"{prefix}{rank}" for rank in shown],
         "fixedrange": True,
+    }  # fmt: skip
+
+
+def strip_axis(height: float, final_bytes: int) -> dict[str, object]:
+    """Bytes so far, on the lowest `height` of the plot."""
+    top = max(final_bytes, 1) * 1.05
+    return {**AXIS_STYLE, "domain": (0, height), "range": (0, top), "fixedrange": True, **byte_ticks(final_bytes)}
+
+
+def share_axis() -> dict[str, object]:
+    """Utilisation, at the right of the strip."""
+    return {
+        **AXIS_STYLE, "overlaying": "y2", "side": "right", "range": (0, 105), "showgrid": False, "fixedrange": True,
+        "tickvals": [0, 50, 100], "ticktext": ["0 %", "50 %", "100 %"], "tickfont": {"size": 10},
     }  # fmt: skip
 
 

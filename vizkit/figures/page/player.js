@@ -6,18 +6,22 @@ for (const section of document.querySelectorAll(".figure")) {
   const scrub = section.querySelector(".scrub");
   const moment = section.querySelector(".moment");
   const content = JSON.parse(section.querySelector(".data").textContent);
-  const last = content.frames ? content.frames.length - 1 : 0;
-  const playSeconds = last > 20 ? 8 : 0.8 * last;
+  const player = content.player;
+  const last = player ? content.frames.length - 1 : 0;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   let timer = null;
 
   const ink = () => getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
 
+  function announce(frame) {
+    moment.textContent = player.labels[frame];
+    scrub.setAttribute("aria-valuetext", moment.textContent);
+  }
+
   function show(frame) {
     scrub.value = frame;
-    moment.textContent = content.labels[frame] ?? "";
-    scrub.setAttribute("aria-valuetext", moment.textContent);
-    return Plotly.animate(plot, [content.frames[frame].name], content.animation).catch(() => {});
+    announce(frame);
+    return Plotly.animate(plot, [content.frames[frame].name], player.jump).catch(() => {});
   }
 
   function pause() {
@@ -32,7 +36,7 @@ for (const section of document.querySelectorAll(".figure")) {
     await show(Number(scrub.value) + 1);
     if (timer === null) return;
     if (Number(scrub.value) >= last) return pause();
-    timer = setTimeout(advance, Math.max(0, (1000 * playSeconds) / last - (performance.now() - began)));
+    timer = setTimeout(advance, Math.max(0, player.frame_ms - (performance.now() - began)));
   }
 
   play.addEventListener("click", async () => {
@@ -46,10 +50,9 @@ for (const section of document.querySelectorAll(".figure")) {
 
   content.layout.font = { ...content.layout.font, color: ink() };
   Plotly.newPlot(plot, content.data, content.layout, { responsive: true, displaylogo: false }).then(() => {
-    if (content.frames?.length) {
+    if (player) {
       Plotly.addFrames(plot, content.frames);
-      moment.textContent = content.labels[last];
-      scrub.setAttribute("aria-valuetext", moment.textContent);
+      announce(player.first);
     }
     plot.dataset.ready = "true";
   });
