@@ -22,7 +22,8 @@ setup-dev:
 	@.ci/setup dev
 
 lab: setup
-	$(BIN)/python -m jupyterlab --ip=127.0.0.1 $(AS_ROOT) $(LAB_ARGS) notebooks/00_start_here.ipynb
+	$(BIN)/python -m jupyterlab --ip=127.0.0.1 $(AS_ROOT) --ServerApp.root_dir=notebooks \
+		--LabApp.default_url=/lab/tree/00_start_here.ipynb $(LAB_ARGS)
 
 demo: setup
 	$(BIN)/python -m vizkit demo
