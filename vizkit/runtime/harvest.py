@@ -31,8 +31,8 @@ def rank_record(recorder: Recorder) -> RankRecord:
     start_wall, start = resolved(*recorder.started)
     end_wall, end = resolved(*recorder.stopped)
     raw = [
-        (code, thread, *resolved(wall_in, mark_in), *resolved(wall_out, mark_out), *told)
-        for code, thread, wall_in, mark_in, wall_out, mark_out, *told in list(recorder.events)
+        (code, thread, *resolved(wall_in, mark_in), *resolved(wall_out, mark_out), told)
+        for code, thread, wall_in, mark_in, wall_out, mark_out, told in _with_all_marks(list(recorder.events))
         if wall_in <= recorder.stopped[0]
     ]
     raw = _on_one_thread(raw, recorder.thread, (start_wall, start), (end_wall, end))
@@ -50,6 +50,18 @@ def rank_record(recorder: Recorder) -> RankRecord:
     )
 
 
+def _with_all_marks(events: list[Raw]) -> Iterator[Raw]:
+    """Fills in marks that were not read: a call and the wait that follows it at once lie between two readings."""
+    last: dict[int, Any] = {}
+    for code, thread, wall_in, mark_in, wall_out, mark_out, told in events:
+        if mark_in is None:
+            mark_in = last.get(thread, mark_out)
+        if mark_out is None:
+            mark_out = mark_in
+        last[thread] = mark_out
+        yield code, thread, wall_in, mark_in, wall_out, mark_out, told
+
+
 def _on_one_thread(raw: list[Raw], thread: int, start: tuple[int, int], end: tuple[int, int]) -> list[Raw]:
     """All events in order of time, with those of other threads where they fall among those of the recorded thread.
 
@@ -64,7 +76,7 @@ def _on_one_thread(raw: list[Raw], thread: int, start: tuple[int, int], end: tup
     for event in raw:
         if event[1] != thread:
             work = int(np.interp(event[2], walls, np.maximum.accumulate(works)))
-            event = (*event[:3], work, event[4], work, *event[6:])
+            event = (*event[:3], work, event[4], work, event[6])
         moved.append(event)
     return sorted(moved, key=lambda event: event[2])
 
@@ -74,9 +86,9 @@ def _completions(raw: list[Raw], recorder: Recorder) -> dict[int, int]:
     if recorder.device_works:
         return _device_completions(raw, recorder)
     done = dict(recorder.done_ns)
-    for code, _, _, _, wall_out, _, *told in raw:
+    for code, _, _, _, wall_out, _, told in raw:
         if code == WAIT:
-            for call in told[0]:
+            for call in told:
                 done[call] = min(done.get(call, wall_out), wall_out)
     return done
 
@@ -85,7 +97,7 @@ def _device_completions(raw: list[Raw], recorder: Recorder) -> dict[int, int]:
     """From the durations that NCCL's timing gives: one communication of a group follows the other."""
     done: dict[int, int] = {}
     free: dict[object, int] = defaultdict(int)
-    for code, _, wall_in, _, _, _, *told in raw:
+    for code, _, wall_in, _, _, _, told in raw:
         if code == CALL and (work := recorder.device_works.get(told[0])) is not None:
             group = told[2]
             free[group] = max(wall_in, free[group]) + round(work._get_duration() * NS_PER_MS)
@@ -97,7 +109,7 @@ def _events(raw: list[Raw], recorder: Recorder, done: dict[int, int]) -> Iterato
     awaited = {call for event in raw if event[0] == WAIT for call in event[6]}
     known: set[int] = set()
     in_backward: list[int] | None = None
-    for code, thread, wall_in, work_in, wall_out, work_out, *told in raw:
+    for code, thread, wall_in, work_in, wall_out, work_out, told in raw:
         stamps = {"start_wall_ns": wall_in, "end_wall_ns": wall_out, "before_ns": work_in, "after_ns": work_out}
         if code == CALL:
             call, kind, group, payload_bytes, peer, tag, split_bytes = told
@@ -118,11 +130,11 @@ def _events(raw: list[Raw], recorder: Recorder, done: dict[int, int]) -> Iterato
                 **stamps,
             )
         elif code == WAIT:
-            calls = tuple(call for call in told[0] if call in known)
+            calls = tuple(call for call in told if call in known)
             if calls and thread == recorder.thread:
                 yield Wait(calls=calls, **stamps)
         elif code == OPENED:
-            yield SpanOpened(label=told[0], **stamps)
+            yield SpanOpened(label=told, **stamps)
         elif code == CLOSED:
             yield SpanClosed(**stamps)
         elif code == BACKWARD_BEGAN:

@@ -11,10 +11,10 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, ReduceOp
 
 from vizkit.runtime.board import Operation
-from vizkit.runtime.payloads import OPERATIONS, Describe, Payload
+from vizkit.runtime.payloads import COLLECTIVES, MESSAGES, Method, first_tensor, num_bytes, num_elements
 from vizkit.runtime.work import RecordedWork
 from vizkit.trace import NONE, SpanKind
 
@@ -60,7 +60,7 @@ class RecordingProcessGroup(ProcessGroup):
         self._name = ""
         self._size = size
         self._info: GroupInfo | None = None
-        self._collectives = itertools.count()
+        self._sequence = itertools.count()
         self._messages: Counter[str] = Counter()
         self._coalesced: list[RecordedWork] | None = None
 
@@ -93,48 +93,73 @@ class RecordingProcessGroup(ProcessGroup):
             self._info = GroupInfo(self._name, members)
         return self._info
 
-    def _record(self, name: str, kind: SpanKind, payload: Payload, args: Any, kwargs: Any, wall: int, work: Any) -> Any:
+    def _collective(self, name: str, method: Method, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
+        wall, mark = monotonic_ns(), recorder.read_clock()
         info = self._info or self.info
-        peer = info.members[payload.root] if payload.root >= 0 else NONE
-        slot = NONE if recorder.board is None else recorder.board.post(self._operation(kind, info, payload, peer))
-        number = next(recorder.numbers)
+        kind = method.kind
+        payload_bytes, tensors, split_bytes = method.measure(self._size, *args, **kwargs)
+        options = args[method.options_at] if len(args) > method.options_at else kwargs.get("opts")
+        is_async = getattr(options, "asyncOp", True)
+        peer = NONE
+        if method.is_rooted:
+            peer = info.members[getattr(options, "rootRank", kwargs.get("root", options) or 0)]
+        slot = NONE
+        if recorder.board is not None:
+            detail = _reduction_name(options, kwargs) if method.reduces else ""
+            operation = _operation(kind, info.name, next(self._sequence), info.members, tensors, peer, detail)
+            slot = recorder.board.post(operation)
         inner_work = getattr(self._inner, name)(*args, **kwargs)
-        recorded = None
-        if inner_work is not None:
-            recorded = RecordedWork(inner_work, recorder, (number,), (slot,))
-            if recorder.futures_tell_time and kind not in _TELLS_NOBODY:
-                recorded.watch()
-            if kind is SpanKind.RECEIVE and peer == NONE:
-                recorded.on_arrival = functools.partial(self._learn_source, number, payload.tag)
-            if self._coalesced is not None:
-                self._coalesced.append(recorded)
-        recorder.note_call(
-            number, kind, info, payload.payload_bytes, peer, payload.tag, payload.split_bytes, inner_work, wall, work
+        call = (next(recorder.numbers), kind, info, payload_bytes, peer, 0, split_bytes)
+        return self._posted(call, slot, inner_work, is_async, wall, mark)
+
+    def _message(self, name: str, method: Method, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
+        wall, mark = monotonic_ns(), recorder.read_clock()
+        info = self._info or self.info
+        from_anybody = name == "recv_anysource"
+        (tensors, *root), tag = (args[:1], args[1]) if from_anybody else (args[:2], args[2] if len(args) > 2 else 0)
+        peer = info.members[root[0]] if root else NONE
+        slot = NONE
+        if recorder.board is not None:
+            me = recorder.rank
+            edge = (me, peer) if method.kind is SpanKind.SEND else (peer, me)
+            channel = _channel(info, *edge, tag)
+            members = (me, peer) if root else (me,)
+            operation = _operation(method.kind, channel, self._messages[channel], members, tensors, peer)
+            self._messages[channel] += 1
+            slot = recorder.board.post(operation)
+        inner_work = getattr(self._inner, name)(*args, **kwargs)
+        number = next(recorder.numbers)
+        recorded = self._posted(
+            (number, method.kind, info, num_bytes(tensors), peer, tag, ()), slot, inner_work, True, wall, mark
         )
+        if from_anybody:
+            recorded.on_arrival = functools.partial(self._learn_source, number, tag)
         return recorded
 
-    def _operation(self, kind: SpanKind, info: GroupInfo, payload: Payload, peer: int) -> Operation:
-        tensor = payload.tensor
-        dtype, shape = ("", ()) if tensor is None else (str(tensor.dtype)[6:], tuple(tensor.shape))
-        if kind is SpanKind.SEND or kind is SpanKind.RECEIVE:
-            me = self.recorder.rank
-            edge = f"{me}>{peer}" if kind is SpanKind.SEND else f"{peer}>{me}"
-            key = f"{info.name}:{edge}:{payload.tag}"
-            sequence = self._messages[key]
-            self._messages[key] += 1
-            members = (me, peer) if peer >= 0 else (me,)
-            return Operation(kind, key, sequence, members, dtype, shape, payload.numel, peer)
-        reduction = payload.reduction
-        detail = "" if reduction is None else _reduction_name(reduction)
-        sequence = next(self._collectives)
-        return Operation(kind, info.name, sequence, info.members, dtype, shape, payload.numel, peer, detail)
+    def _posted(self, call: tuple[Any, ...], slot: int, inner_work: Any, is_async: bool, wall: int, mark: Any) -> Any:
+        """Notes a call that has just been posted, and wraps its work.
+
+        The wait of a call that is not async follows at once, so that the return of the wait tells when it was over, and
+        one reading of the work clock on either side is enough.
+        """
+        recorder = self.recorder
+        recorded = None
+        if inner_work is not None:
+            recorded = RecordedWork(inner_work, recorder, (call[0],), (slot,), is_async)
+            if is_async and recorder.futures_tell_time and call[1] not in _TELLS_NOBODY:
+                recorded.watch()
+            if self._coalesced is not None:
+                self._coalesced.append(recorded)
+        recorder.note_call(call, inner_work, wall, mark, is_async)
+        return recorded
 
     def _learn_source(self, number: int, tag: int, source: int) -> None:
-        """A receive from anybody has found its sender, whose messages it takes part in counting."""
+        """A receive from anybody has found its sender: one more message has passed on that edge."""
         sender = self.info.members[source]
         self.recorder.sources[number] = sender
-        self._messages[f"{self.info.name}:{sender}>{self.recorder.rank}:{tag}"] += 1
+        self._messages[_channel(self.info, sender, self.recorder.rank, tag)] += 1
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
@@ -149,42 +174,73 @@ class RecordingProcessGroup(ProcessGroup):
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """Blocks without a work object, so the wait is noted here."""
         recorder = self.recorder
-        wall, work = monotonic_ns(), recorder.read_clock()
+        wall, mark = monotonic_ns(), recorder.read_clock()
+        info, board = self.info, recorder.board
         slot = NONE
-        if recorder.board is not None:
-            slot = recorder.board.post(self._operation(SpanKind.BARRIER, self.info, Payload(0), NONE))
-            recorder.board.waiting(slot)
+        if board is not None:
+            slot = board.post(_operation(SpanKind.BARRIER, info.name, next(self._sequence), info.members, None, NONE))
+            board.waiting(slot)
         number = next(recorder.numbers)
-        recorder.note_call(number, SpanKind.BARRIER, self.info, 0, NONE, 0, (), None, wall, work)
-        wall, work = monotonic_ns(), recorder.read_clock()
+        recorder.note_call((number, SpanKind.BARRIER, info, 0, NONE, 0, ()), None, wall, mark, False)
         try:
             self._inner.monitored_barrier(*args, **kwargs)
             recorder.note_done(number, slot)
         finally:
-            if recorder.board is not None:
-                recorder.board.resumed()
-            recorder.note_wait((number,), wall, work)
+            if board is not None:
+                board.resumed()
+            recorder.note_wait((number,), monotonic_ns(), None)
 
 
-def _reduction_name(reduction: object) -> str:
+def _operation(
+    kind: SpanKind, key: str, sequence: int, members: tuple[int, ...], tensors: Any, peer: int, detail: str = ""
+) -> Operation:
+    """What the board compares between ranks."""
+    tensor = first_tensor(tensors)
+    if tensor is None:
+        return Operation(kind, key, sequence, members, peer=peer, detail=detail)
+    dtype, shape = _dtype_name(tensor.dtype), tuple(tensor.shape)
+    return Operation(kind, key, sequence, members, dtype, shape, num_elements(tensors), peer, detail)
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
     """
-    >>> _reduction_name("SUM")
-    'SUM'
+    >>> _dtype_name(torch.float32)
+    'float32'
     """
-    return str(getattr(reduction, "op", reduction)).rsplit(".", 1)[-1]
+    return str(dtype).removeprefix("torch.")
 
 
-def _recording(name: str, kind: SpanKind, describe: Describe) -> Callable[..., Any]:
-    def method(self: RecordingProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        wall, work = monotonic_ns(), self.recorder.read_clock()
-        return self._record(name, kind, describe(self._size, *args, **kwargs), args, kwargs, wall, work)
-
-    method.__name__ = name
-    return method
+def _channel(info: GroupInfo, source: int, destination: int, tag: int) -> str:
+    return f"{info.name}:{source}>{destination}:{tag}"
 
 
-for _name, (_kind, _describe) in OPERATIONS.items():
-    setattr(RecordingProcessGroup, _name, _recording(_name, _kind, _describe))
+_REDUCTIONS = {int(value): name for name, value in ReduceOp.RedOpType.__members__.items()}
+
+
+def _reduction_name(options: Any, kwargs: dict[str, Any]) -> str:
+    """The reduction in an options object, or in the forms of a method that take it as an argument of its own.
+
+    >>> _reduction_name(ReduceOp.MAX, {}), _reduction_name(None, {"op": ReduceOp.SUM}), _reduction_name(None, {})
+    ('MAX', 'SUM', 'SUM')
+    """
+    reduction = getattr(options, "reduceOp", kwargs.get("op", options))
+    reduction = getattr(reduction, "op", reduction)
+    return "SUM" if reduction is None else _REDUCTIONS.get(int(reduction), "")
+
+
+def _recording(name: str, method: Method) -> Callable[..., Any]:
+    is_message = name in MESSAGES
+
+    def record(self: RecordingProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        return (self._message if is_message else self._collective)(name, method, args, kwargs)
+
+    record.__name__ = name
+    return record
+
+
+for _name, _method in (COLLECTIVES | MESSAGES).items():
+    setattr(RecordingProcessGroup, _name, _recording(_name, _method))
 
 
 def recording_class(recorder: Recorder, backend: str, real_class: type) -> type[RecordingProcessGroup]:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from vizkit.runtime.board import Board
 
 CALL, WAIT, OPENED, CLOSED, BACKWARD_BEGAN, BACKWARD_ENDED = range(6)
-"""Codes of raw events: tuples of code, thread, host time and work mark on entering and on leaving, then what they tell."""
+"""Codes of raw events: tuples of code, thread, host time and work mark on entering and on leaving, and what they tell.
+
+A mark is None where it was not read, because the event before or after it has the same."""
 
 _BACKWARD_KINDS = (SpanKind.BACKWARD, SpanKind.BACKWARD_INPUT, SpanKind.BACKWARD_WEIGHT)
 _BACKWARD = Label(SpanKind.BACKWARD, "backward")
@@ -132,16 +134,17 @@ class Recorder:
 
     # What the process groups, their works and the spans call, in the hot path.
 
-    def note_call(self, *what: Any) -> None:
-        *told, inner_work, wall, mark = what
+    def note_call(self, call: tuple[Any, ...], work: Any, wall: int, mark: Any, read_again: bool) -> None:
+        """A call was posted: its number, kind, group, payload bytes, peer, tag and split bytes."""
         if not self.futures_tell_time:
-            self.device_works[told[0]] = inner_work
+            self.device_works[call[0]] = work
         now = monotonic_ns()
-        self.events.append((CALL, get_ident(), wall, mark, now, self.read_clock(), *told))
+        self.events.append((CALL, get_ident(), wall, mark, now, self.read_clock() if read_again else None, call))
         if self.memory is not None:
             self.memory.sample(now)
 
     def note_wait(self, calls: tuple[int, ...], wall: int, mark: Any) -> None:
+        """The thread has waited for these calls since `wall`."""
         self.events.append((WAIT, get_ident(), wall, mark, monotonic_ns(), self.read_clock(), calls))
 
     def note_done(self, call: int, slot: int) -> None:
@@ -165,11 +168,11 @@ class Recorder:
                 self._open.pop()
                 self._note(CLOSED)
 
-    def _note(self, code: int, *told: Any) -> None:
+    def _note(self, code: int, told: Any = None) -> None:
         wall, mark = monotonic_ns(), self.read_clock()
         if self.memory is not None:
             self.memory.sample(wall)
-        self.events.append((code, self.thread, wall, mark, wall, mark, *told))
+        self.events.append((code, self.thread, wall, mark, wall, mark, told))
 
     def _sample_memory(self, now: int) -> None:
         if self.memory is not None:

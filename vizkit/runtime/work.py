@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 class RecordedWork(Work):
     """Stands for the calls `calls` of the recorder, which hold `slots` on the board."""
 
-    def __init__(self, work: Any, recorder: Recorder, calls: tuple[int, ...], slots: tuple[int, ...]) -> None:
+    on_arrival: Callable[[int], None] | None = None
+    """What to do with the source of a receive from anybody."""
+    _is_watched = False
+
+    def __init__(
+        self, work: Any, recorder: Recorder, calls: tuple[int, ...], slots: tuple[int, ...], is_async: bool = True
+    ) -> None:
         super().__init__()
         self._work = work
         self._recorder = recorder
         self._calls = calls
         self._slots = slots
-        self._is_watched = False
-        self.on_arrival: Callable[[int], None] | None = None
+        self._is_async = is_async
 
     @classmethod
     def all_of(cls, work: Any, parts: Sequence[RecordedWork]) -> RecordedWork:
@@ -42,7 +47,7 @@ class RecordedWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         recorder, work = self._recorder, self._work
         board = recorder.board
-        wall, mark = monotonic_ns(), recorder.read_clock()
+        wall, mark = monotonic_ns(), recorder.read_clock() if self._is_async else None
         if board is not None:
             board.waiting(self._slots[0])
         try:
@@ -74,7 +79,7 @@ class RecordedWork(Work):
         self._is_watched = True
         if self.on_arrival is not None:
             self.on_arrival(self._work._source_rank())
-        for call, slot in zip(self._calls, self._slots, strict=True):
+        for call, slot in zip(self._calls, self._slots):  # noqa: B905 - strict costs in the hot path
             self._recorder.note_done(call, slot)
 
 
