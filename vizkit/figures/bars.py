@@ -44,14 +44,26 @@ class Detail(enum.StrEnum):
         return cls.POLYGONS if num_spans <= MAX_POLYGONS else cls.HEAT_MAP
 
 
-def span_traces(trace: Trace, axis: TimeAxis, yaxis: str = "y") -> list[BaseTraceType]:
-    """Plotly traces of all spans on `yaxis` (a row is `ROW_SCALE` high, rank r in the middle at r × `ROW_SCALE`)."""
-    detail = Detail.of(len(trace))
-    idle = _idle(trace, axis, yaxis)
+def span_traces(
+    trace: Trace, axis: TimeAxis, yaxis: str = "y", *, window_ns: tuple[int, int] | None = None
+) -> list[BaseTraceType]:
+    """Plotly traces of all spans on `yaxis` (a row is `ROW_SCALE` high, rank r in the middle at r × `ROW_SCALE`).
+
+    With `window_ns` only what is seen in that part of the trace, in the detail that its spans allow.
+    """
+    window = window_ns or trace.extent_ns
+    shown = trace if window_ns is None else within(trace, window_ns)
+    detail = Detail.of(len(shown))
+    idle = _idle(shown, axis, yaxis, window)
     if detail is Detail.HEAT_MAP:
-        return [idle, *_heat_map(trace, axis, yaxis)]
+        return [idle, *_heat_map(shown, axis, yaxis, window)]
     draw = _bars if detail is Detail.BARS else _polygons
-    return [idle, *(draw(trace, code, axis, yaxis) for code in np.unique(trace.kind).tolist())]
+    return [idle, *(draw(shown, code, axis, yaxis) for code in np.unique(shown.kind).tolist())]
+
+
+def within(trace: Trace, window_ns: tuple[int, int]) -> Trace:
+    """The spans that are seen in this part of the trace."""
+    return trace.filter((trace.end_ns >= window_ns[0]) & (trace.start_ns <= window_ns[1]))
 
 
 def lane_of(trace: Trace) -> np.ndarray:
@@ -117,11 +129,11 @@ def _polygons(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Scatter
     )
 
 
-def _heat_map(trace: Trace, axis: TimeAxis, yaxis: str) -> list[BaseTraceType]:
+def _heat_map(trace: Trace, axis: TimeAxis, yaxis: str, window_ns: tuple[int, int]) -> list[BaseTraceType]:
     """Two rows of pixels a rank: the kind that fills most of each pixel, in its colour."""
-    start, end = trace.extent_ns
+    start, end = window_ns
     codes = np.unique(trace.kind)
-    dominant = dominant_kinds(trace, HEAT_MAP_COLUMNS)
+    dominant = dominant_kinds(trace, HEAT_MAP_COLUMNS, window_ns)
     position = np.zeros(len(KINDS) + 1, np.uint8)
     position[codes] = np.arange(1, len(codes) + 1)
     colors = [CLEAR, *(STYLES[KINDS[code]].color for code in codes)]
@@ -161,11 +173,11 @@ def _pattern(kind: SpanKind) -> dict[str, object]:
     return {"shape": style.pattern, "fgcolor": HATCH, "bgcolor": style.color, "size": 7, "solidity": 0.25}
 
 
-def _idle(trace: Trace, axis: TimeAxis, yaxis: str) -> go.Scatter:
+def _idle(trace: Trace, axis: TimeAxis, yaxis: str, window_ns: tuple[int, int]) -> go.Scatter:
     """Grey over each time in which a rank neither computes nor communicates."""
-    rank, left, right = idle_intervals(trace)
+    rank, left, right = idle_intervals(trace, window_ns)
     if len(left) > MAX_BARS:
-        visible = (right - left) * SLIVERS_PER_PIXEL * HEAT_MAP_COLUMNS >= trace.duration_ns
+        visible = (right - left) * SLIVERS_PER_PIXEL * HEAT_MAP_COLUMNS >= window_ns[1] - window_ns[0]
         rank, left, right = rank[visible], left[visible], right[visible]
     top = rank * ROW_SCALE + round(COMPUTE_LANE[0] * ROW_SCALE)
     bottom = rank * ROW_SCALE + round(COMMUNICATION_LANE[1] * ROW_SCALE)

@@ -8,12 +8,12 @@ from vizkit.metrics.intervals import Intervals
 from vizkit.trace import KINDS, Role, Trace
 
 
-def dominant_kinds(trace: Trace, columns: int) -> np.ndarray:
-    """For each rank, lane (compute, communication) and column of equal time: the code of the kind that fills most of it.
+def dominant_kinds(trace: Trace, columns: int, window_ns: tuple[int, int]) -> np.ndarray:
+    """For each rank, lane (compute, communication) and column of the window: the code of the kind that fills most of it.
 
     Shape (world size, 2, columns); `len(KINDS)` where nothing runs.
     """
-    first_ns, last_ns = trace.extent_ns
+    first_ns, last_ns = window_ns
     scale = columns / max(last_ns - first_ns, 1)
     is_communication = trace.is_role(Role.COMMUNICATION).astype(np.int64)
     used, kind = np.unique(trace.kind, return_inverse=True)
@@ -22,7 +22,7 @@ def dominant_kinds(trace: Trace, columns: int) -> np.ndarray:
     covered = np.zeros(trace.world_size * 2 * len(used) * width)
     # coverage is the running sum of ±1 steps, each spread over the two columns that its moment lies between
     for times, sign in ((trace.start_ns, 1.0), (trace.end_ns, -1.0)):
-        column, part = np.divmod((times - first_ns) * scale, 1.0)
+        column, part = np.divmod((np.clip(times, first_ns, last_ns) - first_ns) * scale, 1.0)
         position = row + column.astype(np.int64)
         covered += np.bincount(position, sign * (1 - part), len(covered))
         covered += np.bincount(position + 1, sign * part, len(covered))
@@ -30,13 +30,20 @@ def dominant_kinds(trace: Trace, columns: int) -> np.ndarray:
     return np.where(amounts.max(2) > 1e-9, used[amounts.argmax(2)], len(KINDS))
 
 
-def idle_intervals(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rank, start and end in nanoseconds of each stretch in which a rank neither computes nor communicates."""
-    first_ns, _ = trace.extent_ns
+def idle_intervals(trace: Trace, window_ns: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rank, start and end in nanoseconds of each stretch of the window in which a rank neither computes nor communicates."""
+    origin, _ = trace.extent_ns
+    first_ns, last_ns = window_ns
     busy = Intervals.of(trace, ~trace.is_role(Role.WAIT))
-    begin_of_rank = np.arange(trace.world_size, dtype=np.int64) * busy.stride
-    begins = np.sort(np.concatenate([begin_of_rank, busy.ends]))
-    ends = np.sort(np.concatenate([busy.starts, begin_of_rank + trace.duration_ns]))
-    gap = ends > begins
-    rank, begin = np.divmod(begins[gap], busy.stride)
-    return rank, begin + first_ns, begin + (ends - begins)[gap] + first_ns
+    rank = busy.starts // busy.stride
+    starts, ends = (
+        np.clip(edges - rank * busy.stride + origin, first_ns, last_ns) - first_ns for edges in (busy.starts, busy.ends)
+    )
+    # as in `Intervals`, one axis holds all ranks behind one another; each rank's gaps lie between the window's two ends
+    length = last_ns - first_ns
+    row = np.arange(trace.world_size, dtype=np.int64) * (length + 1)
+    begins = np.sort(np.concatenate([row, ends + rank * (length + 1)]))
+    finishes = np.sort(np.concatenate([starts + rank * (length + 1), row + length]))
+    gap = finishes > begins
+    rank, begin = np.divmod(begins[gap], length + 1)
+    return rank, begin + first_ns, begin + (finishes - begins)[gap] + first_ns

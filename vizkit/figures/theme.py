@@ -158,6 +158,7 @@ def base_layout(title: str, subtitle: str, height: int) -> dict[str, object]:
         "legend": {"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "bgcolor": CLEAR, "itemwidth": 30, "tracegroupgap": 0},
         "hoverlabel": {"align": "left", "font": {"family": FONT_FAMILY}},
         "hovermode": "closest",
+        "modebar": {"bgcolor": CLEAR, "color": TEXT, "activecolor": VERMILLION},
     }
 
 
