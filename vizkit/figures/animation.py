@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -9,7 +11,7 @@ from vizkit.errors import InvalidInputError
 from vizkit.figures.theme import CLEAR, CURSOR, TEXT, VEIL
 
 VEIL_SHAPE, CURSOR_SHAPE = 0, 1
-"""Positions in `layout.shapes`. Plotly merges a frame's shapes one by one, so shapes after these two stay as they are."""
+"""Positions in `layout.shapes`. Plotly merges a frame's shapes one by one: shapes after these two stay as they are."""
 PLAY_SECONDS = 8.0
 CONTROLS_PX = 66
 """Height of the buttons and the slider, at the very bottom of a figure."""
@@ -31,12 +33,13 @@ def cursor_shapes(time: float, duration: float) -> list[dict[str, float]]:
 
 def add_cursor(fig: go.Figure, duration: float, times: np.ndarray, labels: list[str]) -> None:
     """Give `fig` the two shapes, a frame for each time, buttons and a slider; at first the whole trace is seen."""
-    shapes = [
+    looks: list[dict[str, Any]] = [
         {"type": "rect", "fillcolor": VEIL, "line": {"width": 0}, "name": "veil"},
         {"type": "line", "line": {"color": CURSOR, "width": 2}, "name": "cursor"},
     ]
-    for shape, place in zip(shapes, cursor_shapes(duration, duration), strict=True):
-        shape.update(xref="x", yref="paper", y0=0, y1=1, layer="above", **place)
+    everywhere = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "above"}
+    places = cursor_shapes(duration, duration)
+    shapes = [{**look, **everywhere, **place} for look, place in zip(looks, places, strict=True)]
     fig.layout.shapes = [*shapes, *fig.layout.shapes]
     frames = [{"name": f"{i}", "layout": {"shapes": cursor_shapes(t, duration)}} for i, t in enumerate(times.tolist())]
     add_frames(fig, frames, labels, redraw=False, frame_ms=round(1000 * PLAY_SECONDS / len(frames)))
@@ -89,7 +92,7 @@ def add_frames(
 
 
 def show_frame(fig: go.Figure, frame: go.Frame) -> None:
-    """Make `fig` look as `frame` says, in one update: what Plotly's own player does, for a figure that a kernel drives."""
+    """Make `fig` look as `frame` says, in one update: what Plotly's own player does, where a kernel drives."""
     with fig.batch_update():
         for kind in ("shapes", "annotations"):
             for target, change in zip(fig.layout[kind], frame.layout[kind] or (), strict=False):

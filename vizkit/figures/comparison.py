@@ -8,13 +8,12 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.basedatatypes import BaseTraceType
 
-from vizkit import metrics
 from vizkit.errors import InvalidInputError
 from vizkit.figures.animation import add_cursor, frame_times
 from vizkit.figures.bars import span_traces
 from vizkit.figures.describe import remember, summarise
 from vizkit.figures.links import link_traces
-from vizkit.figures.strip import bytes_so_far, strip_traces
+from vizkit.figures.strip import Progress, strip_traces
 from vizkit.figures.theme import CLOCK_MEANINGS, TimeAxis, base_layout, human_bytes, human_time
 from vizkit.figures.timeline import (
     FOOTER_PX,
@@ -39,6 +38,7 @@ class _Side:
     trace: Trace
     label: str
     axis: TimeAxis
+    progress: Progress
     dash: str
     yaxis: str
 
@@ -51,8 +51,8 @@ def compare(
 ) -> go.Figure:
     """Two traces one above the other on one time axis, each from its own first span, under one cursor.
 
-    Each side names its clock; they may differ, as in predicted against measured. The speed-up is the first's duration over
-    the second's. Raises `InvalidInputError` for a trace without spans and for labels that are not two.
+    Each side names its clock; they may differ, as in predicted against measured. The title says which is faster, by the
+    ratio of the two durations. Raises `InvalidInputError` for a trace without spans and for labels that are not two.
 
     >>> from vizkit.trace import Span
     >>> slow, fast = (Trace.from_spans([Span(0, "F", 0, end)], clock="ideal") for end in (6_000_000, 4_000_000))
@@ -66,22 +66,22 @@ def compare(
         if not len(trace):
             raise InvalidInputError.because(label, trace, "has no spans to compare", "give a trace that recorded some")
     unit = max((TimeAxis.spanning(*trace.extent_ns) for trace in (a, b)), key=lambda axis: axis.ns_per_unit)
-    sides = [
-        _Side(trace, label, TimeAxis(trace.extent_ns[0], unit.unit, unit.ns_per_unit), dash, yaxis)
-        for trace, label, dash, yaxis in zip((a, b), labels, _DASHES, _ROW_AXES, strict=True)
-    ]
+    longest_ns = max(trace.duration_ns for trace in (a, b))
+    sides = []
+    for trace, label, dash, yaxis in zip((a, b), labels, _DASHES, _ROW_AXES, strict=True):
+        axis = TimeAxis(trace.extent_ns[0], unit.unit, unit.ns_per_unit)
+        progress = Progress.of(trace, np.minimum(axis.start_ns + times * longest_ns, trace.extent_ns[1]))
+        sides.append(_Side(trace, label, axis, progress, dash, yaxis))
     verdict = speed_up(sides[0].trace, sides[1].trace, labels)
-    duration = max(trace.duration_ns for trace in (a, b)) / unit.ns_per_unit
-    final = max(metrics.traffic(trace).total_wire_bytes for trace in (a, b))
-
+    duration = longest_ns / unit.ns_per_unit
     drawn: list[BaseTraceType] = []
     for side in sides:
         drawn += span_traces(side.trace, side.axis, side.yaxis) + link_traces(side.trace, side.axis, side.yaxis)
     _one_legend_entry_each(drawn)
     for side in sides:
-        drawn += strip_traces(side.trace, side.axis, ("y2", "y3"), label=side.label, dash=side.dash)
+        drawn += strip_traces(side.trace, side.progress, side.axis, ("y2", "y3"), label=side.label, dash=side.dash)
     fig = go.Figure(drawn)
-    _lay_out(fig, sides, title or verdict, duration, final)
+    _lay_out(fig, sides, title or verdict, duration)
     moments = times * duration
     add_cursor(fig, duration, moments, _labels(sides, moments))
     summary = "\n\n".join([f"{verdict}.", *(f"{side.label}: {summarise(side.trace)}" for side in sides)])
@@ -112,7 +112,8 @@ def _one_legend_entry_each(drawn: list[BaseTraceType]) -> None:
         seen.add(trace.legendgroup)
 
 
-def _lay_out(fig: go.Figure, sides: list[_Side], title: str, duration: float, final: int) -> None:
+def _lay_out(fig: go.Figure, sides: list[_Side], title: str, duration: float) -> None:
+    final = max(side.progress.final for side in sides)
     heights = [rows_px(side.trace.world_size) for side in sides]
     plot_px = sum(heights) + 2 * CAPTION_PX + GAP_PX + STRIP_PX
     fig.layout = base_layout(title, "each trace from its own first span", plot_px + HEADER_PX + FOOTER_PX)
@@ -136,7 +137,7 @@ def _lay_out(fig: go.Figure, sides: list[_Side], title: str, duration: float, fi
 
 
 def _labels(sides: list[_Side], moments: np.ndarray) -> list[str]:
-    moved = [bytes_so_far(side.trace, side.axis.start_ns + moments * side.axis.ns_per_unit) for side in sides]
+    moved = [side.progress.at(side.axis.start_ns + moments * side.axis.ns_per_unit) for side in sides]
     return [
         f"{sides[0].axis.label(time)} · moved: "
         + ", ".join(f"{side.label} {human_bytes(num)}" for side, num in zip(sides, row, strict=True))

@@ -9,7 +9,7 @@ from vizkit.trace import KINDS, Role, Trace
 
 
 def dominant_kinds(trace: Trace, columns: int, window_ns: tuple[int, int]) -> np.ndarray:
-    """For each rank, lane (compute, communication) and column of the window: the code of the kind that fills most of it.
+    """The code of the kind that fills most of each column of the window, by rank and lane (compute, communication).
 
     Shape (world size, 2, columns); `len(KINDS)` where nothing runs.
     """
@@ -31,7 +31,7 @@ def dominant_kinds(trace: Trace, columns: int, window_ns: tuple[int, int]) -> np
 
 
 def idle_intervals(trace: Trace, window_ns: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rank, start and end in nanoseconds of each stretch of the window in which a rank neither computes nor communicates."""
+    """Rank, start and end (ns) of each stretch of the window in which a rank neither computes nor communicates."""
     origin, _ = trace.extent_ns
     first_ns, last_ns = window_ns
     busy = Intervals.of(trace, ~trace.is_role(Role.WAIT))

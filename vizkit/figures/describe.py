@@ -20,8 +20,8 @@ PIPELINE_KINDS = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.BACKWARD_INPUT, 
 def describe(fig_or_trace: go.Figure | Trace) -> str:
     """What a figure of `vizkit`, or a trace, shows, in words: clock, times by rank, bytes, bubble, straggler.
 
-    A figure carries its summary in `layout.meta`, so that it survives JSON. Other Plotly figures get a list of what they
-    draw. Raises `InvalidInputError` for anything else.
+    A figure carries its summary in `layout.meta`, so that it survives JSON. Other Plotly figures get a list of what
+    they draw. Raises `InvalidInputError` for anything else.
 
     >>> from vizkit.trace import Span
     >>> print(describe(Trace.from_spans([Span(0, SpanKind.OPTIMIZER, 0, 5_000_000)], clock="ideal")))
@@ -34,7 +34,8 @@ def describe(fig_or_trace: go.Figure | Trace) -> str:
         return summarise(fig_or_trace)
     if not isinstance(fig_or_trace, go.Figure):
         raise InvalidInputError.because(
-            "fig_or_trace", fig_or_trace, "is neither a trace nor a Plotly figure", "give run.trace or vizkit.timeline(…)"
+            "fig_or_trace", fig_or_trace, "is neither a trace nor a Plotly figure",
+            "give run.trace or vizkit.timeline(…)",
         )
     stored = (fig_or_trace.layout.meta or {}).get(META_KEY)
     return stored if stored is not None else _foreign(fig_or_trace)

@@ -22,8 +22,8 @@ _ASSETS = Path(__file__).parent / "page"
 def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None) -> str:
     """One HTML page with one figure or several, as text; about 5 MB, nearly all of it plotly.js.
 
-    Each figure has a button and a slider that the keyboard reaches, and its summary in words. The page fetches nothing and
-    follows the reader's light or dark setting. Raises `InvalidInputError` where there is no figure.
+    Each figure has a button and a slider that the keyboard reaches, and its summary in words. The page fetches nothing
+    and follows the reader's light or dark setting. Raises `InvalidInputError` where there is no figure.
 
     >>> page = to_html(go.Figure())
     >>> page.startswith("<!DOCTYPE html>"), "<title>" in page
@@ -68,7 +68,7 @@ def _section(fig: go.Figure, number: int) -> str:
 
 
 def _without_plotly_controls(fig: go.Figure) -> dict[str, Any]:
-    """The figure as plain data for the player, which has better controls of its own; their labels go with the frames."""
+    """The figure as plain data for the page's player, which has controls of its own in place of Plotly's."""
     content = json.loads(fig.to_json())
     layout = content["layout"]
     if META_KEY not in layout.get("meta", {}) or "sliders" not in layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,19 +15,37 @@ from vizkit.trace import COMMUNICATION_KINDS, Trace
 MAX_POINTS = 400
 
 
-def bytes_so_far(trace: Trace, times_ns: np.ndarray) -> np.ndarray:
-    """Bytes on the wire by each time, all ranks together, on the trace's clock."""
-    return metrics.traffic_over_time(trace, times_ns).sum(axis=(1, 2))
+@dataclass(frozen=True)
+class Progress:
+    """Bytes on the wire by each of `times_ns` (in order, on the trace's clock), all ranks together."""
+
+    times_ns: np.ndarray
+    total_bytes: np.ndarray
+
+    @classmethod
+    def of(cls, trace: Trace, wanted_ns: np.ndarray) -> Progress:
+        """Samples at `wanted_ns`, at both ends, and wherever bytes arrive, or at 400 moments where those are more."""
+        start, end = trace.extent_ns
+        arrivals = np.unique(trace.end_ns[trace.is_kind(*COMMUNICATION_KINDS)])
+        if len(arrivals) > MAX_POINTS:
+            arrivals = np.linspace(start, end, MAX_POINTS).astype(np.int64)
+        times = np.unique(np.concatenate([[start, end], arrivals, np.rint(wanted_ns).astype(np.int64)]))
+        return cls(times, metrics.traffic_over_time(trace, times).sum(axis=(1, 2)))
+
+    def at(self, times_ns: np.ndarray) -> np.ndarray:
+        """Bytes by each time; exact for times that were wanted."""
+        return self.total_bytes[np.searchsorted(self.times_ns, np.rint(times_ns).astype(np.int64), side="right") - 1]
+
+    @property
+    def final(self) -> int:
+        return int(self.total_bytes[-1])
 
 
 def strip_traces(
-    trace: Trace, axis: TimeAxis, axes: tuple[str, str], *, label: str = "", dash: str = "solid"
+    trace: Trace, progress: Progress, axis: TimeAxis, axes: tuple[str, str], *, label: str = "", dash: str = "solid"
 ) -> list[go.Scatter]:
-    """Utilisation on the second of `axes` and bytes so far on the first, each as a line of at most 400 points."""
-    start, end = trace.extent_ns
-    edges = np.unique(np.linspace(start, end, MAX_POINTS + 1).astype(np.int64))
-    moments = np.unique(trace.end_ns[trace.is_kind(*COMMUNICATION_KINDS)])
-    moments = np.unique(np.concatenate([[start], moments if len(moments) <= MAX_POINTS else edges, [end]]))
+    """Utilisation on the second of `axes` and bytes so far on the first."""
+    edges = np.unique(np.linspace(*trace.extent_ns, MAX_POINTS + 1).astype(np.int64))
     suffix = f", {label}" if label else ""
     share = metrics.utilisation(trace, edges) * 100 if len(edges) > 1 else np.zeros(1)
     return [
@@ -37,7 +56,7 @@ def strip_traces(
             hovertemplate="%{y:.0f} % of ranks compute<extra></extra>",
         ),
         go.Scatter(
-            x=axis.of(moments), y=bytes_so_far(trace, moments), yaxis=axes[0], name=f"bytes so far{suffix}",
+            x=axis.of(progress.times_ns), y=progress.total_bytes, yaxis=axes[0], name=f"bytes so far{suffix}",
             line={"color": BLUE, "width": 2, "shape": "hv", "dash": dash}, legendrank=400, mode="lines",
             hovertemplate="%{y:.4s}B on the wire so far<extra></extra>",
         ),

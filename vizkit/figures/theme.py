@@ -1,4 +1,4 @@
-"""What all figures share: a colour and a hatching for each kind, units, and a layout that reads on light and on dark."""
+"""What all figures share: a colour and a hatching for each kind, units, and a layout for light and dark pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 
 TEXT = "#797979"
-"""The grey that reads best on white and on #111 alike: 4.35 to 1 on both; no colour has 4.5 on both (WCAG 2 contrast)."""
+"""The grey that reads best on white and on #111 alike: 4.35 to 1 on both. None has 4.5 on both (WCAG 2)."""
 GRID = "rgba(128,128,128,0.28)"
 IDLE = "rgba(128,128,128,0.22)"
 VEIL = "rgba(128,128,128,0.62)"
@@ -155,7 +155,10 @@ def base_layout(title: str, subtitle: str, height: int) -> dict[str, object]:
         "plot_bgcolor": CLEAR,
         "height": height,
         "margin": {"l": 70, "r": 20, "t": 72, "b": 60},
-        "legend": {"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "bgcolor": CLEAR, "itemwidth": 30, "tracegroupgap": 0},
+        "legend": {
+            "x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "bgcolor": CLEAR, "itemwidth": 30,
+            "tracegroupgap": 0,
+        },
         "hoverlabel": {"align": "left", "font": {"family": FONT_FAMILY}},
         "hovermode": "closest",
         "modebar": {"bgcolor": CLEAR, "color": TEXT, "activecolor": VERMILLION},

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from vizkit import metrics
 from vizkit.figures.animation import add_cursor, frame_times
 from vizkit.figures.bars import ROW_SCALE, span_traces
 from vizkit.figures.describe import remember, summarise
 from vizkit.figures.links import link_traces
-from vizkit.figures.strip import byte_ticks, bytes_so_far, strip_traces
+from vizkit.figures.strip import Progress, byte_ticks, strip_traces
 from vizkit.figures.theme import AXIS_STYLE, CLOCK_MEANINGS, TEXT, TimeAxis, base_layout, human_bytes, human_time
 from vizkit.trace import Trace
 
@@ -24,8 +23,8 @@ def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -
     """What each rank did, animated: compute and communication by rank, messages, collectives, bytes and utilisation.
 
     The figure first shows the whole trace; play and the slider move a cursor and a veil over what is yet to come, in
-    `max_frames` steps. Up to 5,000 spans each has its own hover; above 50,000 each pixel shows its dominant kind. Raises
-    `InvalidInputError` for fewer than 2 frames.
+    `max_frames` steps. Up to 5,000 spans each has its own hover; above 50,000 each pixel shows its dominant kind.
+    Raises `InvalidInputError` for fewer than 2 frames.
 
     >>> from vizkit.trace import Span, SpanKind
     >>> trace = Trace.from_spans([Span(0, SpanKind.FORWARD, 0, 5_000_000)], clock="ideal")
@@ -39,23 +38,24 @@ def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -
     if not len(trace):
         return _nothing_to_show(fig, trace, heading)
     start, end = trace.extent_ns
-    axis, total = TimeAxis.spanning(start, end), metrics.traffic(trace).total_wire_bytes
+    axis = TimeAxis.spanning(start, end)
+    progress = Progress.of(trace, start + times * (end - start))
     fig.add_traces([*span_traces(trace, axis), *link_traces(trace, axis)])
-    fig.add_traces(strip_traces(trace, axis, ("y2", "y3")))
+    fig.add_traces(strip_traces(trace, progress, axis, ("y2", "y3")))
     gantt_px = rows_px(trace.world_size)
     plot_px = gantt_px + GAP_PX + STRIP_PX
     fig.layout = base_layout(heading, subtitle(trace), plot_px + HEADER_PX + FOOTER_PX)
-    duration = float(axis.of(np.array(end)))
+    duration = (end - start) / axis.ns_per_unit
     fig.layout.margin.update(t=HEADER_PX, b=FOOTER_PX)
     fig.layout.update(
         barmode="overlay",
         xaxis=time_axis(axis, duration, "y2"),
         yaxis=rank_axis(trace.world_size, (1 - gantt_px / plot_px, 1)),
-        yaxis2=strip_axis(STRIP_PX / plot_px, total),
+        yaxis2=strip_axis(STRIP_PX / plot_px, progress.final),
         yaxis3=share_axis(),
     )
     moments = times * duration
-    add_cursor(fig, duration, moments, moment_labels(trace, axis, moments))
+    add_cursor(fig, duration, moments, moment_labels(progress, axis, moments))
     return remember(fig, summarise(trace))
 
 
@@ -65,9 +65,9 @@ def subtitle(trace: Trace) -> str:
     return f"{CLOCK_MEANINGS[trace.clock]} · {ranks} · {human_time(trace.duration_ns)} · {len(trace):,} spans"
 
 
-def moment_labels(trace: Trace, axis: TimeAxis, moments: np.ndarray) -> list[str]:
+def moment_labels(progress: Progress, axis: TimeAxis, moments: np.ndarray) -> list[str]:
     """What the slider says at each moment: the time, and the bytes moved by then."""
-    moved = bytes_so_far(trace, axis.start_ns + moments * axis.ns_per_unit)
+    moved = progress.at(axis.start_ns + moments * axis.ns_per_unit)
     return [f"{axis.label(t)} · {human_bytes(num)} moved" for t, num in zip(moments, moved.tolist(), strict=True)]
 
 

@@ -25,21 +25,23 @@ from vizkit.trace import Trace
 MAX_NUMBERED_RANKS = 12
 MAX_TICKS = 32
 LOG_RATIO = 100
+MAX_FRAME_CELLS = 60_000
 HEADER_PX, FOOTER_PX = 124, 20
 
 
 def traffic_map(trace: Trace, *, title: str | None = None, max_frames: int = 40) -> go.Figure:
     """Bytes on the wire from rank (row) to rank (column), growing with time on the trace's clock.
 
-    Colours are linear in bytes, or logarithmic where the largest edge carries over 100 times the smallest; the colour bar
-    says which. Up to 12 ranks each cell holds its number. Raises `InvalidInputError` for fewer than 2 frames.
+    Colours are linear in bytes, or logarithmic where the largest edge carries over 100 times the smallest; the colour
+    bar says which. Up to 12 ranks each cell holds its number; over 38 there are fewer
+    frames than `max_frames`. Raises `InvalidInputError` for fewer than 2 frames.
 
     >>> from vizkit.trace import Span
-    >>> sends = [Span(0, "send", 0, 10, peer=1, payload_bytes=2_000), Span(1, "send", 10, 20, peer=0, payload_bytes=500)]
+    >>> sends = [Span(0, "send", 0, 9, peer=1, payload_bytes=2_000), Span(1, "send", 9, 20, peer=0, payload_bytes=500)]
     >>> traffic_map(Trace.from_spans(sends, clock="ideal")).data[0].text.tolist()
     [['', '2 kB'], ['500 B', '']]
     """
-    times = frame_times(1.0, max_frames)
+    times = frame_times(1.0, min(max_frames, max(2, MAX_FRAME_CELLS // max(trace.world_size, 1) ** 2)))
     start, _ = trace.extent_ns
     axis, size = TimeAxis.spanning(*trace.extent_ns), trace.world_size
     moments_ns = start + np.rint(times * trace.duration_ns).astype(np.int64)
@@ -108,13 +110,15 @@ def _color_bar(low: float, high: float, logarithmic: bool) -> dict[str, object]:
     sizes = 10**values if logarithmic else values
     return {
         "title": {"text": "bytes (log scale)" if logarithmic else "bytes (linear)", "side": "right"},
-        "tickvals": values, "ticktext": [human_bytes(num) for num in sizes.tolist()], "outlinewidth": 0, "thickness": 14,
+        "tickvals": values, "ticktext": [human_bytes(num) for num in sizes.tolist()],
+        "outlinewidth": 0, "thickness": 14,
     }  # fmt: skip
 
 
 def _lay_out(fig: go.Figure, trace: Trace, title: str, side_px: int) -> None:
     clock = f"{CLOCK_MEANINGS[trace.clock]} · {human_time(trace.duration_ns)}"
-    fig.layout = base_layout(title, f"{clock} · by each collective's algorithm, no headers", side_px + HEADER_PX + FOOTER_PX)
+    subtitle = f"{clock} · by each collective's algorithm, no headers"
+    fig.layout = base_layout(title, subtitle, side_px + HEADER_PX + FOOTER_PX)
     fig.layout.margin.update(t=HEADER_PX, b=FOOTER_PX)
     size = trace.world_size
     ticks = list(range(0, size, -(-max(size, 1) // MAX_TICKS)))

@@ -23,9 +23,9 @@ PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 def player(trace_or_fig: Trace | go.Figure) -> Player:
     """The figure, or the trace's timeline, with a play button, a slider and step buttons that the keyboard reaches.
 
-    Needs a kernel to play; without one, nothing is raised and a static picture shows. Of a trace with more than 5,000 spans
-    the visible part is drawn anew on zoom. Plotly's widget carries 5 MB of state: execute notebooks with widget state off
-    (JupyterLab's default; `store_widget_state=False` in nbclient). A saved notebook then holds the picture and the summary.
+    Needs a kernel to play; nothing is raised without one. Of a trace with over 5,000 spans the visible part is drawn
+    anew on zoom. Plotly's widget carries 5 MB of state: save notebooks without widget state (JupyterLab's default;
+    `store_widget_state=False` in nbclient). A saved notebook then has the figure for Plotly's renderer and the summary.
 
     >>> from vizkit.trace import Span
     >>> view = player(Trace.from_spans([Span(0, "F", 0, 5_000_000)], clock="ideal"))
@@ -75,7 +75,7 @@ class Player(ipywidgets.VBox):
         show_frame(self.picture, self.figure.frames[change["new"]])
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget, and beside it what shows where no kernel answers: the picture for Plotly's renderer, the summary."""
+        """The widget, and what shows where no kernel answers: the figure for Plotly's renderer, the summary."""
         words = describe(self.figure)
         bundle = super()._repr_mimebundle_(**kwargs)
         return {
