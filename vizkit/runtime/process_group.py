@@ -199,7 +199,9 @@ def _operation(
     if tensor is None:
         return Operation(kind, key, sequence, members, peer=peer, detail=detail)
     dtype, shape = _dtype_name(tensor.dtype), tuple(tensor.shape)
-    return Operation(kind, key, sequence, members, dtype, shape, num_elements(tensors), peer, detail)
+    is_alone = tensors is tensor or (len(tensors) == 1 and tensors[0] is tensor)
+    numel = tensor.numel() if is_alone else num_elements(tensors)
+    return Operation(kind, key, sequence, members, dtype, shape, numel, peer, detail)
 
 
 @functools.cache
@@ -215,7 +217,7 @@ def _channel(info: GroupInfo, source: int, destination: int, tag: int) -> str:
     return f"{info.name}:{source}>{destination}:{tag}"
 
 
-_REDUCTIONS = {int(value): name for name, value in ReduceOp.RedOpType.__members__.items()}
+_REDUCTIONS = {value.value: name for name, value in ReduceOp.RedOpType.__members__.items()}
 
 
 def _reduction_name(options: Any, kwargs: dict[str, Any]) -> str:
@@ -226,7 +228,7 @@ def _reduction_name(options: Any, kwargs: dict[str, Any]) -> str:
     """
     reduction = getattr(options, "reduceOp", kwargs.get("op", options))
     reduction = getattr(reduction, "op", reduction)
-    return "SUM" if reduction is None else _REDUCTIONS.get(int(reduction), "")
+    return "SUM" if reduction is None else _REDUCTIONS.get(reduction.value, "")
 
 
 def _recording(name: str, method: Method) -> Callable[..., Any]:
