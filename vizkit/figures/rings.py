@@ -49,9 +49,9 @@ def collective_steps(
 ) -> go.Figure:
     """The chunks of one collective travelling from rank to rank, step by step: one row a rank, one column a chunk.
 
-    A cell says whose contributions the rank's copy of the chunk holds, and is the darker the more complete. `algorithm`
-    is one of `vizkit.collectives.algorithms_for(kind)` and defaults to the textbook's choice; with `payload_bytes` the
-    steps also say bytes. Raises `InvalidInputError` for what `vizkit.collectives.steps` refuses, and for over 600 cells.
+    A cell says whose contributions the rank's copy of the chunk holds, and is darker the more complete. `algorithm` is
+    one of `vizkit.collectives.algorithms_for(kind)` and defaults to the textbook's choice; with `payload_bytes` the
+    steps also say bytes. Raises `InvalidInputError` for what `vizkit.collectives.steps` refuses, and over 600 cells.
 
     >>> fig = collective_steps("all_reduce", "ring", world_size=4)
     >>> fig.layout.title.text, [step.label for step in fig.layout.sliders[0].steps][-1]

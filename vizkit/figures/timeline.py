@@ -8,9 +8,10 @@ import plotly.graph_objects as go
 from vizkit.figures.animation import add_cursor, frame_times
 from vizkit.figures.bars import ROW_SCALE, span_traces
 from vizkit.figures.describe import remember, summarise
+from vizkit.figures.empty import nothing_to_show
 from vizkit.figures.links import link_traces
 from vizkit.figures.strip import Progress, byte_ticks, strip_traces
-from vizkit.figures.theme import AXIS_STYLE, CLOCK_MEANINGS, TEXT, TimeAxis, base_layout, human_bytes, human_time
+from vizkit.figures.theme import AXIS_STYLE, CLOCK_MEANINGS, TimeAxis, base_layout, human_bytes, human_time
 from vizkit.trace import Trace
 
 STRIP_PX, GAP_PX, FOOTER_PX, HEADER_PX = 90, 26, 52, 84
@@ -33,14 +34,13 @@ def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -
     (10, 'time since the first span (ms)')
     """
     times = frame_times(1.0, max_frames)
-    fig = go.Figure()
     heading = title or "What each rank did"
     if not len(trace):
-        return _nothing_to_show(fig, trace, heading)
+        return nothing_to_show(trace, heading)
     start, end = trace.extent_ns
     axis = TimeAxis.spanning(start, end)
     progress = Progress.of(trace, start + times * (end - start))
-    fig.add_traces([*span_traces(trace, axis), *link_traces(trace, axis)])
+    fig = go.Figure([*span_traces(trace, axis), *link_traces(trace, axis)])
     fig.add_traces(strip_traces(trace, progress, axis, ("y2", "y3")))
     gantt_px = rows_px(trace.world_size)
     plot_px = gantt_px + GAP_PX + STRIP_PX
@@ -106,16 +106,3 @@ def share_axis() -> dict[str, object]:
         **AXIS_STYLE, "overlaying": "y2", "side": "right", "range": (0, 105), "showgrid": False, "fixedrange": True,
         "tickvals": [0, 50, 100], "ticktext": ["0 %", "50 %", "100 %"], "tickfont": {"size": 10},
     }  # fmt: skip
-
-
-def _nothing_to_show(fig: go.Figure, trace: Trace, heading: str) -> go.Figure:
-    fig.layout = base_layout(heading, f"{CLOCK_MEANINGS[trace.clock]} · no spans", 220)
-    hidden = {"visible": False, "range": (0, 1)}
-    fig.layout.update(xaxis=hidden, yaxis=hidden)
-    fig.add_annotation(
-        text="This trace has no spans: no rank recorded anything.", x=0.5, y=0.5, xref="paper", yref="paper",
-        showarrow=False, font={"size": 15, "color": TEXT},
-    )  # fmt: skip
-    return remember(fig, summarise(trace))
-
-

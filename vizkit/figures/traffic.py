@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from vizkit import metrics
 from vizkit.figures.animation import PLAY_SECONDS, add_frames, frame_times
 from vizkit.figures.describe import remember, summarise
+from vizkit.figures.empty import nothing_to_show
 from vizkit.figures.theme import (
     AXIS_STYLE,
     CLOCK_MEANINGS,
@@ -42,6 +43,9 @@ def traffic_map(trace: Trace, *, title: str | None = None, max_frames: int = 40)
     [['', '2 kB'], ['500 B', '']]
     """
     times = frame_times(1.0, min(max_frames, max(2, MAX_FRAME_CELLS // max(trace.world_size, 1) ** 2)))
+    heading = title or "Bytes on the wire, from rank (row) to rank (column)"
+    if not len(trace):
+        return nothing_to_show(trace, heading)
     start, _ = trace.extent_ns
     axis, size = TimeAxis.spanning(*trace.extent_ns), trace.world_size
     moments_ns = start + np.rint(times * trace.duration_ns).astype(np.int64)
@@ -75,7 +79,7 @@ def traffic_map(trace: Trace, *, title: str | None = None, max_frames: int = 40)
         )
     )
     side_px = max(240, min(size * 64, 560))
-    _lay_out(fig, trace, title or "Bytes on the wire, from rank (row) to rank (column)", side_px)
+    _lay_out(fig, trace, heading, side_px)
     totals = history.sum(axis=(1, 2)).tolist()
     labels = [
         f"{axis.label(time)} · {human_bytes(total)} moved"
