@@ -57,10 +57,10 @@ class Lane:
         self._end_ns = end_ns
         top.has_content = True
 
-    def wait(self, start_ns: int, end_ns: int, name: str) -> None:
+    def wait(self, start_ns: int, end_ns: int, name: str, operation: int = NONE) -> None:
         if end_ns > start_ns:
             self._flush()
-            self._emit(Span(self._rank, SpanKind.WAIT, start_ns, end_ns, name))
+            self._emit(Span(self._rank, SpanKind.WAIT, start_ns, end_ns, name, operation=operation))
 
     def open(self, label: Label) -> None:
         self._stack.append(_OpenSpan(label))

@@ -165,12 +165,12 @@ def wall_trace(record: Record) -> Trace:
     spans: list[Span] = []
     counters = []
     for rank in record.ranks:
-        keys = iter(operation_keys(rank))
-        for call in rank.calls:
-            number = numbers.setdefault(next(keys), len(numbers))
+        operations: dict[int, int] = {}
+        for call, key in zip(rank.calls, operation_keys(rank), strict=True):
+            number = operations[call.call] = numbers.setdefault(key, len(numbers))
             end = max(call.done_wall_ns, call.end_wall_ns)
             spans.append(communication_span(rank.rank, call, number, call.start_wall_ns - zero, end - zero))
-        _walk_wall(rank, zero, spans)
+        _walk_wall(rank, zero, operations, spans)
         if rank.memory_wall_ns:
             times = np.array(rank.memory_wall_ns, np.int64) - zero
             counters.append(Counter("memory", rank.rank, times, np.array(rank.memory_bytes, np.int64)))
@@ -179,7 +179,7 @@ def wall_trace(record: Record) -> Trace:
     )
 
 
-def _walk_wall(rank: RankRecord, zero: int, spans: list[Span]) -> None:
+def _walk_wall(rank: RankRecord, zero: int, operations: Mapping[int, int], spans: list[Span]) -> None:
     lane = Lane(rank.rank, spans.append)
     calls = {call.call: call for call in rank.calls}
     now, work = rank.start_wall_ns, rank.start_ns
@@ -190,7 +190,9 @@ def _walk_wall(rank: RankRecord, zero: int, spans: list[Span]) -> None:
             if event.implicit:
                 start = _blocked_since(event, awaited, now, work)
             lane.compute(now - zero, start - zero)
-            lane.wait(start - zero, max(event.end_wall_ns, start) - zero, wait_name(awaited))
+            last = max(awaited, key=lambda call: call.done_wall_ns, default=None)
+            operation = NONE if last is None else operations[last.call]
+            lane.wait(start - zero, max(event.end_wall_ns, start) - zero, wait_name(awaited), operation)
             now = max(event.end_wall_ns, start)
         else:
             end = max(event.end_wall_ns, start) if isinstance(event, Call) else start

@@ -163,7 +163,9 @@ class _Replay:
     def _wait(self, rank: _Rank, event: Wait, awaited: Sequence[_Operation]) -> None:
         until = max((self._done_ns(rank, operation) or 0 for operation in awaited), default=0)
         if until > rank.clock_ns:
-            rank.lane.wait(rank.clock_ns, until, wait_name([rank.posted[c] for c in event.calls if c in rank.posted]))
+            name = wait_name([rank.posted[c] for c in event.calls if c in rank.posted])
+            last = next(operation for operation in awaited if self._done_ns(rank, operation) == until)
+            rank.lane.wait(rank.clock_ns, until, name, last.number)
             rank.clock_ns = until
 
     def _done_ns(self, rank: _Rank, operation: _Operation) -> int | None:
