@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from vizkit.errors import InvalidInputError
@@ -24,13 +26,15 @@ def as_grid(trace: Trace, cell_s: float | None = None) -> list[str]:
     >>> as_grid(Trace.from_spans(spans, clock="ideal"))
     ['F0 .', '.  F0']
     """
-    if cell_s is not None and not cell_s > 0:
-        raise InvalidInputError.because("cell_s", cell_s, "must be positive", "leave it out for the largest exact cell")
+    if cell_s is not None and not 0 < cell_s < math.inf:
+        raise InvalidInputError.because(
+            "cell_s", cell_s, "must be positive and finite", "leave it out for the largest exact cell"
+        )
     compute = trace.filter(trace.is_role(Role.COMPUTE))
     start, end = trace.extent_ns
     if end == start:
         return [""] * trace.world_size
-    cell_ns = round(cell_s * NS_PER_S) if cell_s else _exact_cell_ns(compute, start, end)
+    cell_ns = max(round(cell_s * NS_PER_S), 1) if cell_s else _exact_cell_ns(compute, start, end)
     cells = -(-(end - start) // cell_ns)
     rows = [[IDLE] * cells for _ in range(trace.world_size)]
     show_stage = _stages_per_rank(compute) > 1
