@@ -69,6 +69,7 @@ class Lane:
         closed = self._stack.pop()
         self._stack[-1].has_content = True
         if not closed.has_content:
+            self._flush()
             self._emit_compute(closed.label, now_ns, now_ns)
 
     def finish(self) -> None:

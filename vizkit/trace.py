@@ -80,6 +80,8 @@ class SpanKind(enum.StrEnum):
         >>> SpanKind.parse("forward"), SpanKind.parse("B")
         (<SpanKind.FORWARD: 'F'>, <SpanKind.BACKWARD: 'B'>)
         """
+        if isinstance(value, cls):
+            return value
         for kind in cls:
             if value in (kind.value, kind.name, kind.name.lower()):
                 return kind
