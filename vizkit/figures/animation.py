@@ -50,8 +50,11 @@ def add_frames(
 ) -> None:
     """Give `fig` these frames, with buttons and a slider that names each by its label.
 
-    `shown` is the frame to begin with. The controls stand under the bottom margin that the layout has by now.
+    `shown` is the frame to begin with. The controls stand under the bottom margin that the layout has by now;
+    a single frame needs none.
     """
+    if len(frames) < 2:
+        return
     fig.frames = frames
     top = {"t": fig.layout.margin.b + 8}
     fig.layout.margin.b += CONTROLS_PX

@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 from plotly.basedatatypes import BaseTraceType
 
 from vizkit.figures.coverage import dominant_kinds, idle_intervals
-from vizkit.figures.theme import CLEAR, HATCH, IDLE, OUTLINE, STYLES, TimeAxis, human_bytes, human_time
+from vizkit.figures.theme import CLEAR, HATCH, IDLE, OUTLINE, STYLES, TimeAxis, duration_text
 from vizkit.trace import KINDS, NONE, Role, SpanKind, Trace
+from vizkit.units import bytes_text
 
 MAX_BARS = 5_000
 MAX_POLYGONS = 50_000
@@ -91,6 +92,11 @@ def polygons(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
 def _bars(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Bar:
     kind, spans = KINDS[code], trace.filter(trace.kind == code)
     style, lanes = STYLES[kind], lane_of(spans)
+    # a span under a pixel is nothing but its outline, which therefore has the kind's colour
+    is_sliver = (spans.end_ns - spans.start_ns) * HEAT_MAP_COLUMNS <= trace.duration_ns
+    outline: dict[str, object] = {"width": 0.6, "color": OUTLINE}
+    if is_sliver.any():
+        outline = {"width": np.where(is_sliver, 1.5, 0.6), "color": np.where(is_sliver, style.color, OUTLINE).tolist()}
     return go.Bar(
         orientation="h",
         base=axis.of(spans.start_ns),
@@ -103,7 +109,7 @@ def _bars(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Bar:
         legendrank=100 + code,
         marker={
             "color": style.color,
-            "line": {"width": 0.6, "color": OUTLINE},
+            "line": outline,
             "pattern": _pattern(kind),
         },
         hovertext=_hover_texts(spans),
@@ -206,12 +212,12 @@ def _hover_text(
     name: str, group: tuple[int, ...],
 ) -> str:  # fmt: skip
     label = STYLES[KINDS[kind]].label
-    lines = [f"<b>{_escape(name) or label}</b>", f"{label}, rank {rank}, {human_time(end - start)}"]
+    lines = [f"<b>{_escape(name) or label}</b>", f"{label}, rank {rank}, {duration_text(end - start)}"]
     place = [f"{word} {value}" for word, value in (("stage", stage), ("microbatch", microbatch)) if value != NONE]
     if place:
         lines.append(", ".join(place))
     if payload:
-        lines.append(f"payload {human_bytes(payload)} ({payload:,} bytes)")
+        lines.append(f"payload {bytes_text(payload)} ({payload:,} bytes)")
     if peer != NONE:
         lines.append(f"{'root' if len(group) > 2 else 'peer'}: rank {peer}")
     if len(group) > 1:

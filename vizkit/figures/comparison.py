@@ -14,7 +14,7 @@ from vizkit.figures.bars import span_traces
 from vizkit.figures.describe import remember, summarise
 from vizkit.figures.links import link_traces
 from vizkit.figures.strip import Progress, strip_traces
-from vizkit.figures.theme import CLOCK_MEANINGS, TimeAxis, base_layout, human_bytes, human_time
+from vizkit.figures.theme import CLOCK_MEANINGS, TimeAxis, base_layout, duration_text
 from vizkit.figures.timeline import (
     FOOTER_PX,
     GAP_PX,
@@ -27,6 +27,7 @@ from vizkit.figures.timeline import (
     time_axis,
 )
 from vizkit.trace import Trace
+from vizkit.units import bytes_text
 
 CAPTION_PX = 30
 _DASHES = ("solid", "dot")
@@ -43,7 +44,7 @@ class _Side:
     yaxis: str
 
     def caption(self) -> str:
-        return f"<b>{self.label}</b> · {human_time(self.trace.duration_ns)} · {CLOCK_MEANINGS[self.trace.clock]}"
+        return f"<b>{self.label}</b> · {duration_text(self.trace.duration_ns)} · {CLOCK_MEANINGS[self.trace.clock]}"
 
 
 def compare(
@@ -140,6 +141,6 @@ def _labels(sides: list[_Side], moments: np.ndarray) -> list[str]:
     moved = [side.progress.at(side.axis.start_ns + moments * side.axis.ns_per_unit) for side in sides]
     return [
         f"{sides[0].axis.label(time)} · moved: "
-        + ", ".join(f"{side.label} {human_bytes(num)}" for side, num in zip(sides, row, strict=True))
+        + ", ".join(f"{side.label} {bytes_text(num)}" for side, num in zip(sides, row, strict=True))
         for time, *row in zip(moments, *(part.tolist() for part in moved), strict=True)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import plotly.graph_objects as go
 
 from vizkit import metrics
 from vizkit.errors import InvalidInputError
-from vizkit.figures.theme import CLOCK_MEANINGS, STYLES, human_bytes, human_time
+from vizkit.figures.theme import CLOCK_MEANINGS, STYLES, duration_text
 from vizkit.trace import SpanKind, Trace
+from vizkit.units import bytes_text
 
 META_KEY = "vizkit_summary"
 MAX_RANKS_LISTED = 16
@@ -54,7 +56,7 @@ def summarise(trace: Trace) -> str:
     if not len(trace):
         return f"{size}: nothing was recorded ({CLOCK_MEANINGS[trace.clock]})."
     lines = [
-        f"{size}, {human_time(trace.duration_ns)} on the {CLOCK_MEANINGS[trace.clock]}.",
+        f"{size}, {duration_text(trace.duration_ns)} on the {CLOCK_MEANINGS[trace.clock]}.",
         *_notes(trace),
         *_time_by_rank(trace),
         *_bytes(trace),
@@ -73,8 +75,8 @@ def _time_by_rank(trace: Trace) -> list[str]:
     names = ("compute", "communication", "exposed_communication", "idle")
     shares = np.stack([getattr(parts, name) / max(trace.duration_ns, 1) for name in names], 1)
     widths = [max(len(name), 7) for name in names]
-    label_width = max(len(f"Share of {human_time(trace.duration_ns)}"), 14)
-    header = f"Share of {human_time(trace.duration_ns)}".ljust(label_width) + "".join(
+    label_width = max(len(f"Share of {duration_text(trace.duration_ns)}"), 14)
+    header = f"Share of {duration_text(trace.duration_ns)}".ljust(label_width) + "".join(
         "  " + name.replace("_", " ").rjust(width) for name, width in zip(names, widths, strict=True)
     )
 
@@ -95,11 +97,11 @@ def _bytes(trace: Trace) -> list[str]:
     if not traffic.total_wire_bytes and not traffic.operations:
         return ["No bytes moved between ranks."]
     by_kind = ", ".join(
-        f"{_count(part.operations, STYLES[kind].label)} ({human_bytes(int(part.wire_bytes.sum()))})"
+        f"{_count(part.operations, STYLES[kind].label)} ({bytes_text(int(part.wire_bytes.sum()))})"
         for kind, part in traffic.by_kind.items()
     )
     return [
-        f"On the wire: {human_bytes(traffic.total_wire_bytes)} for {human_bytes(traffic.payload_bytes)} of payload. "
+        f"On the wire: {bytes_text(traffic.total_wire_bytes)} for {bytes_text(traffic.payload_bytes)} of payload. "
         f"{by_kind}."
     ]
 
@@ -108,6 +110,8 @@ def _bubble(trace: Trace) -> list[str]:
     if not trace.is_kind(*PIPELINE_KINDS).any():
         return []
     bubble = metrics.bubble(trace)
+    if math.isnan(bubble.over_total):
+        return []
     return [f"Bubble: {bubble.over_total:.1%} of the total time, {bubble.over_ideal:.1%} of the ideal time."]
 
 

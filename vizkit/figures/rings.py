@@ -23,10 +23,10 @@ from vizkit.figures.theme import (
     STYLES,
     VERMILLION,
     base_layout,
-    human_bytes,
     sequential_scale,
 )
 from vizkit.trace import SpanKind
+from vizkit.units import bytes_text
 
 MAX_CELLS = 600
 MOVES_PER_STEP = 4
@@ -205,7 +205,7 @@ class _Play:
             words = "the payload" if share == 1 else f"{share} × the payload"
         else:
             words = f"{share} of the payload"
-        size = "" if self.payload_bytes is None else f" ({human_bytes(float(share * self.payload_bytes))})"
+        size = "" if self.payload_bytes is None else f" ({bytes_text(float(share * self.payload_bytes))})"
         return words + size
 
     def _chunks(self, transfer: Transfer) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from vizkit import metrics
-from vizkit.figures.theme import BLUE, GREEN, TimeAxis, human_bytes
+from vizkit.figures.theme import BLUE, GREEN, TimeAxis
 from vizkit.trace import COMMUNICATION_KINDS, Trace
+from vizkit.units import bytes_text
 
 MAX_POINTS = 400
 
@@ -69,8 +70,10 @@ def byte_ticks(final: int) -> dict[str, object]:
     >>> byte_ticks(101_000_000)["ticktext"]
     ['0 B', '50 MB', '100 MB']
     """
+    if not final:
+        return {"tickvals": [0], "ticktext": ["0 B"]}
     rough = max(final, 2) / 2
     power = 10 ** math.floor(math.log10(rough))
     step = max(digit * power for digit in (1, 2, 2.5, 5) if digit * power <= rough)
     values = np.arange(0, max(final, 2) * 1.001, step)
-    return {"tickvals": values, "ticktext": [human_bytes(value) for value in values]}
+    return {"tickvals": values, "ticktext": [bytes_text(value) for value in values]}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vizkit.trace import Clock, SpanKind
+from vizkit.trace import NS_PER_S, Clock, SpanKind
+from vizkit.units import seconds_text
 
 # Okabe and Ito's colours, which people with any form of colour vision tell apart.
 ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -63,21 +64,6 @@ CLOCK_MEANINGS: Mapping[Clock, str] = {
     Clock.IDEAL: "ideal clock: computed, nothing ran",
 }
 
-_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
-
-
-def human_bytes(num_bytes: float) -> str:
-    """Bytes in decimal units, three digits.
-
-    >>> human_bytes(999), human_bytes(1_500_000), human_bytes(999_999), human_bytes(2**40)
-    ('999 B', '1.5 MB', '1 MB', '1.1 TB')
-    """
-    value, unit = float(num_bytes), 0
-    while abs(value) >= 999.5 and unit < len(_BYTE_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {_BYTE_UNITS[unit]}"
-
-
 @dataclass(frozen=True)
 class TimeAxis:
     """Turns a trace's nanoseconds into numbers in one unit, counted from the first span."""
@@ -111,17 +97,9 @@ class TimeAxis:
         return f"{time:.4g} {self.unit}"
 
 
-def human_time(duration_ns: float) -> str:
-    """Nanoseconds in the unit that suits them, three digits.
-
-    >>> human_time(1_234_567), human_time(0), human_time(60e9)
-    ('1.23 ms', '0 ns', '60 s')
-    """
-    for unit, ns in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        if abs(duration_ns) >= ns:
-            value = duration_ns / ns
-            return f"{value:.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}"
-    return f"{duration_ns:.3g} ns"
+def duration_text(duration_ns: int) -> str:
+    """A trace's duration for people."""
+    return seconds_text(duration_ns / NS_PER_S)
 
 
 EMPTY_CELL = "rgba(128,128,128,0.16)"

@@ -11,8 +11,9 @@ from vizkit.figures.describe import remember, summarise
 from vizkit.figures.empty import nothing_to_show
 from vizkit.figures.links import link_traces
 from vizkit.figures.strip import Progress, byte_ticks, strip_traces
-from vizkit.figures.theme import AXIS_STYLE, CLOCK_MEANINGS, TimeAxis, base_layout, human_bytes, human_time
+from vizkit.figures.theme import AXIS_STYLE, CLOCK_MEANINGS, TimeAxis, base_layout, duration_text
 from vizkit.trace import Trace
+from vizkit.units import bytes_text
 
 STRIP_PX, GAP_PX, FOOTER_PX, HEADER_PX = 90, 26, 52, 84
 MAX_RANK_LABELS = 32
@@ -62,13 +63,13 @@ def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -
 def subtitle(trace: Trace) -> str:
     """The clock and what it means, then the size of the trace."""
     ranks = "1 rank" if trace.world_size == 1 else f"{trace.world_size} ranks"
-    return f"{CLOCK_MEANINGS[trace.clock]} · {ranks} · {human_time(trace.duration_ns)} · {len(trace):,} spans"
+    return f"{CLOCK_MEANINGS[trace.clock]} · {ranks} · {duration_text(trace.duration_ns)} · {len(trace):,} spans"
 
 
 def moment_labels(progress: Progress, axis: TimeAxis, moments: np.ndarray) -> list[str]:
     """What the slider says at each moment: the time, and the bytes moved by then."""
     moved = progress.at(axis.start_ns + moments * axis.ns_per_unit)
-    return [f"{axis.label(t)} · {human_bytes(num)} moved" for t, num in zip(moments, moved.tolist(), strict=True)]
+    return [f"{axis.label(t)} · {bytes_text(num)} moved" for t, num in zip(moments, moved.tolist(), strict=True)]
 
 
 def rows_px(world_size: int) -> int:

@@ -17,11 +17,11 @@ from vizkit.figures.theme import (
     EMPTY_CELL,
     TimeAxis,
     base_layout,
-    human_bytes,
-    human_time,
+    duration_text,
     sequential_scale,
 )
 from vizkit.trace import Trace
+from vizkit.units import bytes_text
 
 MAX_NUMBERED_RANKS = 12
 MAX_TICKS = 32
@@ -82,7 +82,7 @@ def traffic_map(trace: Trace, *, title: str | None = None, max_frames: int = 40)
     _lay_out(fig, trace, heading, side_px)
     totals = history.sum(axis=(1, 2)).tolist()
     labels = [
-        f"{axis.label(time)} · {human_bytes(total)} moved"
+        f"{axis.label(time)} · {bytes_text(total)} moved"
         for time, total in zip(axis.of(moments_ns).tolist(), totals, strict=True)
     ]
     frames = [
@@ -105,7 +105,7 @@ def _is_logarithmic(matrix: np.ndarray) -> bool:
 def _texts(matrix: np.ndarray) -> np.ndarray | None:
     if len(matrix) > MAX_NUMBERED_RANKS:
         return None
-    texts = [[human_bytes(num) if num else "" for num in row] for row in matrix.tolist()]
+    texts = [[bytes_text(num) if num else "" for num in row] for row in matrix.tolist()]
     return np.array(texts, object).reshape(matrix.shape)
 
 
@@ -114,13 +114,13 @@ def _color_bar(low: float, high: float, logarithmic: bool) -> dict[str, object]:
     sizes = 10**values if logarithmic else values
     return {
         "title": {"text": "bytes (log scale)" if logarithmic else "bytes (linear)", "side": "right"},
-        "tickvals": values, "ticktext": [human_bytes(num) for num in sizes.tolist()],
+        "tickvals": values, "ticktext": [bytes_text(num) for num in sizes.tolist()],
         "outlinewidth": 0, "thickness": 14,
     }  # fmt: skip
 
 
 def _lay_out(fig: go.Figure, trace: Trace, title: str, side_px: int) -> None:
-    clock = f"{CLOCK_MEANINGS[trace.clock]} · {human_time(trace.duration_ns)}"
+    clock = f"{CLOCK_MEANINGS[trace.clock]} · {duration_text(trace.duration_ns)}"
     subtitle = f"{clock} · by each collective's algorithm, no headers"
     fig.layout = base_layout(title, subtitle, side_px + HEADER_PX + FOOTER_PX)
     fig.layout.margin.update(t=HEADER_PX, b=FOOTER_PX)
@@ -139,4 +139,4 @@ def _busiest_edges(matrix: np.ndarray) -> str:
     edges = [(*divmod(int(i), len(matrix)), int(matrix.flat[i])) for i in order if matrix.flat[i]]
     if not edges:
         return "No rank sent anything to another."
-    return "Busiest: " + ", ".join(f"rank {src} to rank {dst} {human_bytes(num)}" for src, dst, num in edges) + "."
+    return "Busiest: " + ", ".join(f"rank {src} to rank {dst} {bytes_text(num)}" for src, dst, num in edges) + "."
