@@ -52,7 +52,9 @@ class Durations:
         if isinstance(value, Sequence):
             if not 0 <= stage < len(value):
                 raise InvalidInputError.because(
-                    "stage", stage, f"{SpanKind.parse(kind).value} has durations for {len(value)} stages",
+                    "stage",
+                    stage,
+                    f"{SpanKind.parse(kind).value} has durations for {len(value)} stages",
                     "give one duration for each stage, and a stage to each span",
                 )
             value = value[stage]

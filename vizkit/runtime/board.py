@@ -8,6 +8,7 @@ the other members noted for the same one: whoever comes later sees a mismatch be
 from __future__ import annotations
 
 import enum
+import functools
 import mmap
 import os
 import struct
@@ -22,20 +23,22 @@ MAX_RANKS = 64
 RING = 256
 ANY_NUMEL = -1
 
-_HEADER = struct.Struct("<BxxxiQQQQ32s")  # state, slot waited for, posted, finished, progress done, total, label
+_HEADER = struct.Struct("<BxxxiQQ")  # state, slot waited for, posted, finished
 _STATE = struct.Struct("<B")
 _WAITING = struct.Struct("<i")
 _COUNT = struct.Struct("<Q")
 _PROGRESS = struct.Struct("<QQ32s")
 # key, sequence, kind, finished, dimensions, text length, peer, members, elements, first four dims, "dtype|detail"
 _SLOT = struct.Struct("<IIBBBBiQq4q32s")
+_SLOT_HEAD, _SLOT_TAIL = struct.Struct("<IIBBBBiQq"), struct.Struct("<4q32s")
 _KEY = struct.Struct("<II")
 _WAITING_AT, _POSTED_AT, _FINISHED_AT, _PROGRESS_AT = 4, 8, 16, 24
 _RING_AT = 128
-_FINISHED_FLAG_AT = 9
+_KIND_AT, _FINISHED_FLAG_AT, _PEER_AT, _NUMEL_AT = 8, 9, 12, 24
 RECORD_BYTES = _RING_AT + RING * _SLOT.size
 
 NOT_WAITING = -1
+_BEING_WRITTEN = 0xFFFFFFFF
 
 
 class State(enum.IntEnum):
@@ -88,6 +91,10 @@ class Posted:
     def is_message(self) -> bool:
         return self.kind in (SpanKind.SEND, SpanKind.RECEIVE)
 
+    @property
+    def is_from_anybody(self) -> bool:
+        return self.kind is SpanKind.RECEIVE and self.peer < 0
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -98,7 +105,6 @@ class Snapshot:
     waiting: Posted | None
     posted: int
     finished: int
-    progress: tuple[int, int, str]
     ring: dict[tuple[int, int], Posted]
 
     @property
@@ -121,6 +127,7 @@ class Board:
         self._base = max(rank, 0) * RECORD_BYTES
         self.posted = 0
         self._finished = 0
+        self._channels: dict[tuple[str, tuple[int, ...]], tuple[int, int, list[tuple[int, int]]]] = {}
         if rank >= 0:
             _WAITING.pack_into(self._memory, self._base + _WAITING_AT, NOT_WAITING)
 
@@ -133,30 +140,36 @@ class Board:
         Raises `CollectiveMismatchError` where another member has entered the same operation with other arguments.
         """
         kind, key, sequence, members, dtype, shape, numel, peer, detail = operation
-        crc = zlib.crc32(key.encode())
+        channel = self._channels.get((key, members)) or self._channel(key, members)
+        crc, bits, others = channel
         slot = (crc + sequence) % RING
-        bits = 0
-        for member in members:
-            bits |= 1 << member
-        dims = (*shape[:4], 0, 0, 0, 0)[:4]
-        text = f"{dtype}|{detail}".encode()[:32]
         offset = _RING_AT + slot * _SLOT.size
+        mine = offset + self._base
         memory = self._memory
-        packed = (crc, sequence & 0xFFFFFFFF, kind.code, 0, min(len(shape), 4), len(text), peer, bits, numel, *dims, text)
-        _SLOT.pack_into(memory, self._base + offset, *packed)
+        stamp = _KEY.pack(crc, sequence & 0xFFFFFFFF)
+        ndim, length, tail = _tensor_bytes(shape, dtype, detail)
+        _SLOT_HEAD.pack_into(memory, mine, 0, _BEING_WRITTEN, kind.code, 0, ndim, length, peer, bits, numel)
+        memory[mine + _SLOT_HEAD.size : mine + _SLOT.size] = tail
+        memory[mine : mine + _KEY.size] = stamp  # last, so that nobody compares a slot half written
         self.posted += 1
         _COUNT.pack_into(memory, self._base + _POSTED_AT, self.posted)
-        mine = (crc, sequence & 0xFFFFFFFF)
-        for member in members:
-            if member != self._rank:
-                there = member * RECORD_BYTES + offset
-                if _KEY.unpack_from(memory, there) == mine:
-                    self._compare(operation, member, _read_slot(memory, there))
+        compared = None
+        for member, base in others:
+            there = base + offset
+            if memory[there : there + _KEY.size] == stamp:
+                compared = compared or _compared_bytes(memory, mine, kind)
+                if _compared_bytes(memory, there, kind) != compared:
+                    conflict = mismatch(operation, self._rank, _read_slot(memory, there), member)
+                    if conflict and memory[there : there + _KEY.size] == stamp:  # not overwritten while it was read
+                        raise CollectiveMismatchError(conflict)
         return slot
 
-    def _compare(self, mine: Operation, other_rank: int, other: Posted) -> None:
-        if conflict := mismatch(mine, self._rank, other, other_rank):
-            raise CollectiveMismatchError(conflict)
+    def _channel(self, key: str, members: tuple[int, ...]) -> tuple[int, int, list[tuple[int, int]]]:
+        """The key's number, the members as bits, and the other members with the places of their records."""
+        others = [(member, member * RECORD_BYTES) for member in members if member != self._rank]
+        channel = zlib.crc32(key.encode()), sum(1 << member for member in set(members)), others
+        self._channels[key, members] = channel
+        return channel
 
     def waiting(self, slot: int) -> None:
         """Note that the rank's thread is about to block until the operation in `slot` is over."""
@@ -183,7 +196,7 @@ class Board:
     def snapshot(self, rank: int) -> Snapshot:
         """All that `rank` has noted."""
         base = rank * RECORD_BYTES
-        state, waiting, posted, finished, done, total, label = _HEADER.unpack_from(self._memory, base)
+        state, waiting, posted, finished = _HEADER.unpack_from(self._memory, base)
         ring = [_read_slot(self._memory, base + _RING_AT + i * _SLOT.size) for i in range(RING)]
         at_wait = ring[waiting] if state != State.STARTING and 0 <= waiting < RING else None
         found = sorted((p for p in ring if p.members), key=lambda p: p.sequence)
@@ -193,9 +206,13 @@ class Board:
             waiting=at_wait if at_wait and at_wait.members else None,
             posted=posted,
             finished=finished,
-            progress=(done, total, label.rstrip(b"\0").decode(errors="replace")),
             ring={(p.key, p.sequence): p for p in found},
         )
+
+    def progress_of(self, rank: int) -> tuple[int, int, str]:
+        """Steps done, steps in all (0: unknown) and label that `rank` reports."""
+        done, total, label = _PROGRESS.unpack_from(self._memory, rank * RECORD_BYTES + _PROGRESS_AT)
+        return done, total, label.rstrip(b"\0").decode(errors="replace")
 
     def snapshots(self) -> list[Snapshot]:
         return [self.snapshot(rank) for rank in range(self._world_size)]
@@ -205,6 +222,21 @@ class Board:
         return b"".join(
             self._memory[rank * RECORD_BYTES : rank * RECORD_BYTES + _HEADER.size] for rank in range(self._world_size)
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _tensor_bytes(shape: tuple[int, ...], dtype: str, detail: str) -> tuple[int, int, bytes]:
+    """Number of dims noted, length of the text, and the tail of a slot."""
+    dims = shape[:4]
+    text = f"{dtype}|{detail}".encode()[:32]
+    return len(dims), len(text), _SLOT_TAIL.pack(*dims, *[0] * (4 - len(dims)), text)
+
+
+def _compared_bytes(memory: mmap.mmap, slot: int, kind: SpanKind) -> bytes:
+    """The part of a slot that is the same on all ranks unless something differs: quick to compare."""
+    if kind is SpanKind.SEND or kind is SpanKind.RECEIVE:
+        return memory[slot + _NUMEL_AT : slot + _SLOT.size]
+    return memory[slot + _KIND_AT : slot + _FINISHED_FLAG_AT] + memory[slot + _PEER_AT : slot + _SLOT.size]
 
 
 def _read_slot(memory: mmap.mmap, offset: int) -> Posted:
@@ -222,26 +254,46 @@ def counted(kind: SpanKind, sequence: int) -> str:
 def mismatch(mine: Operation | Posted, my_rank: int, other: Operation | Posted, other_rank: int) -> str | None:
     """What differs between two ranks in the same operation, as a sentence; None where they agree."""
     message = mine.kind in (SpanKind.SEND, SpanKind.RECEIVE)
-    where = f"in a message between ranks {min(my_rank, other_rank)} and {max(my_rank, other_rank)}" if message else (
-        f"in operation {mine.sequence + 1} of group {tuple(sorted(mine.members))}"
+    where = (
+        f"in a message between ranks {min(my_rank, other_rank)} and {max(my_rank, other_rank)}"
+        if message
+        else (f"in operation {mine.sequence + 1} of group {tuple(sorted(mine.members))}")
     )
 
     def says(what: str, a: object, b: object, remedy: str) -> str:
         verb = {SpanKind.SEND: "sends", SpanKind.RECEIVE: "receives"}
-        first, second = (f"{verb.get(o.kind, 'passes') if what == 'tensor' else 'calls'} {v}" for o, v in ((mine, a), (other, b)))
+        first, second = (
+            f"{verb.get(o.kind, 'passes')} a {v}" if what == "tensor" else f"calls {v}"
+            for o, v in ((mine, a), (other, b))
+        )
         return f"{where}, rank {my_rank} {first} but rank {other_rank} {second}; {remedy}"
 
     if not message and mine.kind is not other.kind:
-        return says("call", mine.kind.value, other.kind.value, "all ranks of a group call the same collectives in the same order")
+        return says(
+            "call",
+            mine.kind.value,
+            other.kind.value,
+            "all ranks of a group call the same collectives in the same order",
+        )
     if message and mine.kind is other.kind:
         return None
     if not message and mine.peer != other.peer:
-        return says("call", f"{mine.kind.value} with root {mine.peer}", f"{other.kind.value} with root {other.peer}", "name the same root on each rank")
+        return says(
+            "call",
+            f"{mine.kind.value} with root {mine.peer}",
+            f"{other.kind.value} with root {other.peer}",
+            "name the same root on each rank",
+        )
     if not message and mine.detail != other.detail:
-        return says("call", f"{mine.kind.value}({mine.detail})", f"{other.kind.value}({other.detail})", "pass the same reduction on each rank")
+        return says(
+            "call",
+            f"{mine.kind.value}({mine.detail})",
+            f"{other.kind.value}({other.detail})",
+            "pass the same reduction on each rank",
+        )
     numels_differ = ANY_NUMEL not in (mine.numel, other.numel) and mine.numel != other.numel
     if mine.dtype != other.dtype or numels_differ:
         a, b = (f"{o.dtype or 'no'} tensor of shape {list(o.shape)}" for o in (mine, other))
-        name = "message" if message else mine.kind.value
-        return says("tensor", a, f"a {b}", f"give {name} the same dtype and number of elements on each rank")
+        name = "the message" if message else mine.kind.value
+        return says("tensor", a, b, f"give {name} the same dtype and number of elements on each rank")
     return None

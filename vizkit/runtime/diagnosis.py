@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ STATE_WORDS = {
     State.RETURNED: "returned",
     State.FAILED: "failed",
 }
+SHORT = 120
 CONSEQUENCES = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Socket Timeout|Timed out|timed out|wait timeout|"
     r"stopped by the notebook|remote process exited|NCCL communicator was aborted|unhandled system error"
@@ -42,25 +44,23 @@ def operation_text(operation: Posted) -> str:
     number = operation.sequence + 1
     toward = {SpanKind.SEND: f"to rank {operation.peer}", SpanKind.RECEIVE: f"from rank {operation.peer}"}
     where = toward.get(operation.kind, f"of group {operation.members}")
-    if operation.kind is SpanKind.RECEIVE and operation.peer < 0:
+    if operation.is_from_anybody:
         where = "from any rank"
     tensor = f", {operation.tensor}" if operation.dtype else ""
     return f"{operation.kind.value} {number} {where}{tensor}"
 
 
 def missing_ranks(rank: int, operation: Posted, snapshots: Sequence[Snapshot]) -> tuple[int, ...]:
-    """Members of the operation that have not entered it."""
+    """Ranks that the operation needs and that have not entered it; for a receive from anybody, all others."""
+    if operation.is_from_anybody:
+        return tuple(snapshot.rank for snapshot in snapshots if snapshot.rank != rank)
     return tuple(
-        member
-        for member in operation.members
-        if member != rank and not _has_entered(snapshots[member], operation)
+        member for member in operation.members if member != rank and not _has_entered(snapshots[member], operation)
     )
 
 
 def _has_entered(snapshot: Snapshot, operation: Posted) -> bool:
-    return any(
-        key == operation.key and sequence >= operation.sequence for key, sequence in snapshot.ring
-    )
+    return any(key == operation.key and sequence >= operation.sequence for key, sequence in snapshot.ring)
 
 
 def awaited(snapshot: Snapshot, idle: bool) -> Posted | None:
@@ -96,8 +96,8 @@ def doomed(snapshots: Sequence[Snapshot], idle: Iterable[int], gone: Iterable[in
 
 
 def _hopeless(blocked: Blocked, lost: set[int]) -> bool:
-    some_sender_will_do = blocked.operation.kind is SpanKind.RECEIVE and blocked.operation.peer < 0
-    return (all if some_sender_will_do else any)(member in lost for member in blocked.missing)
+    needed = all if blocked.operation.is_from_anybody else any
+    return needed(member in lost for member in blocked.missing)
 
 
 def at_fault(stuck: Sequence[Blocked]) -> int:
@@ -123,12 +123,7 @@ def cycle(stuck: Sequence[Blocked]) -> list[Blocked]:
 
 def revived(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """The ranks as they stood before a timeout ended their waits: each in the last operation that it did not finish."""
-    return [
-        replace(s, state=State.RUNNING, waiting=None if s.state is State.FAILED else s.waiting)
-        if s.state is State.FAILED
-        else s
-        for s in snapshots
-    ]
+    return [replace(s, state=State.RUNNING, waiting=None) if s.state is State.FAILED else s for s in snapshots]
 
 
 def slowest_rank(snapshots: Sequence[Snapshot]) -> int:
@@ -223,6 +218,11 @@ def traceback_text(failure: Failure) -> str:
     return "\n".join(parts)
 
 
+def short(text: str) -> str:
+    """The first line of a text, cut where it is long."""
+    return textwrap.shorten(text.splitlines()[0], SHORT, placeholder=" …")
+
+
 def exception_line(raised: Raised) -> str:
     notes = "".join(f"\n{note}" for note in raised.notes)
     return (f"{raised.type_name}: {raised.text}" if raised.text else raised.type_name) + notes
@@ -269,5 +269,7 @@ def reports(
         else:
             last = "no communication yet"
         line = user_line(stacks.get(rank, ""))
-        found.append(RankReport(rank, state, last + (f", at {line}" if line else ""), snapshot.finished, stacks.get(rank, "")))
+        found.append(
+            RankReport(rank, state, last + (f", at {line}" if line else ""), snapshot.finished, stacks.get(rank, ""))
+        )
     return found

@@ -31,7 +31,10 @@ class Lesson:
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Scikit-learn's handwritten digits, shuffled: images of shape (1797, 1, 8, 8) from 0 to 1, and their labels."""
+    """Scikit-learn's handwritten digits, shuffled: images of shape (1797, 1, 8, 8) from 0 to 1, and their labels.
+
+    Load them once, outside the ranks: importing scikit-learn takes each rank longer than the whole training.
+    """
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -56,7 +59,14 @@ def network(seed: int = 0) -> nn.Sequential:
     )
 
 
-def train(num_steps: int = 60, global_batch: int = 128, learning_rate: float = 0.1) -> Lesson:
+def train(
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    num_steps: int = 100,
+    global_batch: int = 128,
+    learning_rate: float = 0.05,
+) -> Lesson:
     """Runs inside a rank: each step takes `global_batch` samples, of which every rank computes an equal share.
 
     Raises `InvalidInputError` where the batch does not divide by the number of ranks.
@@ -70,7 +80,7 @@ def train(num_steps: int = 60, global_batch: int = 128, learning_rate: float = 0
             f"must divide by the {world_size} ranks",
             f"use {below or world_size} or {below + world_size}",
         )
-    images, labels = (tensor.to(device()) for tensor in digits())
+    images, labels = images.to(device()), labels.to(device())
     model = DistributedDataParallel(network().to(device()), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
     criterion = nn.CrossEntropyLoss()

@@ -24,6 +24,8 @@ PRELOAD = "vizkit.runtime.preload"
 class RankProcess(multiprocessing.process.BaseProcess):
     """A process that never runs the parent's `__main__` again: what a rank needs of it travels by value."""
 
+    _start_method = None
+
     def __init__(self, nursery: Nursery, target: Callable[..., None], args: tuple[Any, ...], name: str) -> None:
         super().__init__(target=target, args=args, name=name, daemon=True)
         self._nursery: Nursery | None = nursery
@@ -46,7 +48,11 @@ class Nursery:
         """Have the forkserver running; its imports go on in the background. Does nothing for spawned ranks."""
         if self._server is not None:
             with self._lock, _interrupts_blocked(), _package_importable():
-                self._server.ensure_running()
+                try:
+                    self._server.ensure_running()
+                except ChildProcessError:  # it died, and somebody else has taken note of its death
+                    self._server = _new_server()
+                    self._server.ensure_running()
 
     def warm_in_background(self) -> None:
         threading.Thread(target=self.warm, name="vizkit-warm", daemon=True).start()
@@ -126,5 +132,3 @@ def preparation(name: str) -> dict[str, Any]:
     """What multiprocessing tells a new process, without the order to import the parent's `__main__`."""
     facts = spawn.get_preparation_data(name)
     return {key: value for key, value in facts.items() if not key.startswith("init_main")}
-
-

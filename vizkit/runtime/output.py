@@ -128,9 +128,11 @@ class OrderedLines:
             if not heads:
                 return
             first = min(heads)
-            bound = min(
-                (*position, rank) for rank, position in enumerate(self._position) if not self._waiting[rank]
-            ) if len(heads) < len(self._waiting) else None
+            bound = (
+                min((*position, rank) for rank, position in enumerate(self._position) if not self._waiting[rank])
+                if len(heads) < len(self._waiting)
+                else None
+            )
             if bound is not None and bound < first[:3]:
                 return
             yield self._waiting[first.rank].popleft()

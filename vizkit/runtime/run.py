@@ -75,7 +75,9 @@ class Run:
         ]
         virtual = self.replay()
         moved = int(traffic(virtual).wire_bytes.sum())
-        lines.append(f"{bytes_text(moved)} moved between ranks (on the wire), in {self._num_communications()} communications")
+        lines.append(
+            f"{bytes_text(moved)} moved between ranks (on the wire) by {self._num_communications()} communications a rank"
+        )
         compute = breakdown(virtual).compute
         if compute.max(initial=0) > 0:
             slowest = int(compute.argmax())
@@ -86,8 +88,8 @@ class Run:
         return "\n".join(lines)
 
     def _num_communications(self) -> str:
-        counts = [sum(1 for _ in rank.calls()) for rank in self.record.ranks]
-        return f"{min(counts)} to {max(counts)} a rank" if min(counts) != max(counts) else f"{counts[0]} a rank"
+        counts = [sum(1 for _ in rank.calls) for rank in self.record.ranks]
+        return f"{min(counts)} to {max(counts)}" if min(counts) != max(counts) else str(counts[0])
 
     def __repr__(self) -> str:
         return self.summary()

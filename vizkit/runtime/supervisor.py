@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -31,7 +31,7 @@ READ_BYTES = 1 << 16
 STANDARD_STREAMS = (1, 2)
 
 
-@dataclass
+@dataclass(eq=False)
 class RankHandle:
     """One rank as the notebook sees it."""
 
@@ -72,9 +72,11 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             self.stop()
+            if isinstance(error, KeyboardInterrupt) and not error.args:
+                error.args = (self._stop_text(),)
         finally:
             self._drain()
             self._bar.close()
@@ -90,11 +92,6 @@ class Supervisor:
     @property
     def logs(self) -> list[str]:
         return ["".join(f"{line}\n" for line in lines) for lines in self._lines.logs]
-
-    @property
-    def killed(self) -> list[int]:
-        """Ranks that did not stop when asked to."""
-        return self._killed
 
     def start(self) -> None:
         for setup in self._setups:
@@ -229,7 +226,7 @@ class Supervisor:
         fates = {}
         for handle in self._handles:
             if handle.failure:
-                fates[handle.rank] = f"raised {diagnosis.exception_line(handle.failure.last).splitlines()[0]}"
+                fates[handle.rank] = f"raised {diagnosis.short(diagnosis.exception_line(handle.failure.last))}"
             elif handle.answered:
                 fates[handle.rank] = "returned"
             elif handle.exited:
@@ -284,7 +281,9 @@ class Supervisor:
     ) -> NoReturn:
         snapshots = self._board.snapshots()
         stacks = self._stacks([handle for handle in self._handles if not handle.over])
-        self.stop()
+        # a rank that is blocked inside the backend cannot hear that it should stop
+        deaf = {blocked.rank for blocked in stuck} | {s.rank for s in snapshots if s.waiting}
+        self.stop(deaf)
         self._drain()
         for handle in self._handles:
             self._lines.end(handle.rank)
@@ -310,11 +309,13 @@ class Supervisor:
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """End all ranks: those that are done are let go, others asked, and after a moment killed."""
+    def stop(self, deaf: Collection[int] = ()) -> None:
+        """End all ranks: those that are done are let go, `deaf` ones killed, others asked, and after a moment killed."""
         for handle in self._handles:
             if handle.over:
                 handle.channel.close()
+            elif handle.rank in deaf:
+                self._signal(handle, signal.SIGKILL)
             else:
                 self._signal(handle, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
@@ -326,6 +327,11 @@ class Supervisor:
                 handle.process.kill()
                 self._killed.append(handle.rank)
             handle.process.join()
+
+    def _stop_text(self) -> str:
+        if not self._killed:
+            return "the ranks were stopped"
+        return f"{diagnosis.ranks_text(self._killed)} did not stop when asked and {'were' if len(self._killed) > 1 else 'was'} killed"
 
     def _signal(self, handle: RankHandle, number: signal.Signals) -> None:
         if handle.process.pid and handle.process.is_alive():
@@ -360,5 +366,3 @@ def rendezvous() -> Iterator[str]:
     """Path of a file over which the ranks of one launch find each other: no port, no host name."""
     with tempfile.TemporaryDirectory(prefix="vizkit-", ignore_cleanup_errors=True) as folder:
         yield os.path.join(folder, "store")
-
-

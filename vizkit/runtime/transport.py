@@ -167,3 +167,15 @@ def _blame(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any],
                 "pass plain data and tensors, and open files, locks and connections inside the function"
             )
     return f"the call cannot travel to a rank: {error}; pass plain data and tensors"
+
+
+def pack_result(rank: int, result: Any, record: Any) -> int:
+    """Pack what a rank gives back; raises `TransportError` where the result cannot travel."""
+    try:
+        return pack((result, record), f"result of rank {rank}")
+    except TransportError:
+        raise
+    except Exception as error:
+        raise TransportError(
+            f"the result of rank {rank} ({type(result).__name__}) cannot travel back: {error}; return plain data and tensors"
+        ) from error

@@ -143,7 +143,7 @@ def _live(setup: Setup, board: Board, call: int) -> tuple[Message, int]:
             result = function(*arguments, **keywords)
         finally:
             recorder.stop()
-        return Message.RESULT, transport.pack((result, recorder.harvest()), f"result-{setup.rank}")
+        return Message.RESULT, transport.pack_result(setup.rank, result, recorder.harvest())
     except BaseException as error:
         return Message.FAILURE, transport.pack(describe_failure(setup.rank, error), f"failure-{setup.rank}")
 
@@ -160,6 +160,7 @@ def _join(setup: Setup, board: Board) -> Any:
     device = torch.device(setup.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    dist.set_debug_level_from_env()  # torch read it when the forkserver imported it, before this environment
     recorder = Recorder(
         rank=setup.rank,
         board=board,
@@ -219,7 +220,9 @@ _CONTEXT = "During handling of the above exception, another exception occurred:"
 
 
 def _type_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def _text(error: BaseException) -> str:
