@@ -16,7 +16,7 @@ from tests.strategies import spans as any_span
 from tests.strategies import traces
 from vizkit.errors import InvalidInputError, UnreadableTraceError
 from vizkit.formats.chrome import read_trace, write_chrome_trace
-from vizkit.formats.lanes import lanes
+from vizkit.formats.rows import rows
 from vizkit.metrics import breakdown
 from vizkit.trace import COLUMNS, Clock, Counter, Span, SpanKind, Trace
 
@@ -180,7 +180,7 @@ class TestForPerfetto:
 
     def test_spans_without_overlap_stay_on_one_row(self):
         """No more threads than needed."""
-        assert lanes(np.zeros(3, int), np.array([0, 10, 20]), np.array([10, 20, 30])).tolist() == [0, 0, 0]
+        assert rows(np.zeros(3, int), np.array([0, 10, 20]), np.array([10, 20, 30])).tolist() == [0, 0, 0]
 
     @given(any_span())
     def test_the_file_is_strict_json(self, tmp_path_factory: pytest.TempPathFactory, span: Span):

@@ -131,14 +131,14 @@ class TestBubble:
 
     @given(traces())
     def test_the_two_definitions_belong_together(self, trace: Trace):
-        """over_ideal = over_total / (1 − over_total)."""
+        """over_total = over_ideal / (1 + over_ideal)."""
         found = bubble(trace)
         if math.isnan(found.over_total):
             assert breakdown(trace).compute.sum() == 0
             assert math.isnan(found.over_ideal)
         else:
             assert 0 <= found.over_total < 1
-            assert found.over_ideal == pytest.approx(found.over_total / (1 - found.over_total), rel=1e-9)
+            assert found.over_total == pytest.approx(found.over_ideal / (1 + found.over_ideal), abs=1e-12)
 
     def test_exposed_communication_counts_as_bubble(self):
         """The rank does not compute then."""
@@ -367,7 +367,7 @@ class TestStraggler:
         assert (found.lost_s, found.waits_s) == pytest.approx((240e-9, 10e-9))
         assert found.share == pytest.approx(230 / (3 * 270))
         assert str(found) == (
-            f"rank 2: the others lost 2.4e-07 s waiting for it ({clock} clock), "
+            f"rank 2: the others lost 240 ns waiting for it ({clock} clock), "
             "which was last at 2 of 3 operations that ranks waited for"
         )
 
@@ -397,6 +397,35 @@ class TestStraggler:
             Span(1, K.WAIT, 80, 90, operation=0),
         ]
         assert straggler(Trace.from_spans(spans, clock="virtual")) is None
+
+    def test_waiting_for_a_busy_link_blames_nobody(self):
+        """Two all-reduces in flight: both ranks wait until the first lets the second start."""
+        spans = [
+            span
+            for rank in (0, 1)
+            for span in (
+                Span(rank, K.FORWARD, 0, 50),
+                Span(rank, K.ALL_REDUCE, 50, 90, operation=0),
+                Span(rank, K.WAIT, 50, 130, operation=1),
+                Span(rank, K.ALL_REDUCE, 90, 130, operation=1),
+            )
+        ]
+        assert straggler(Trace.from_spans(spans, clock="virtual")) is None
+
+    def test_behind_a_busy_link_only_the_difference_counts(self):
+        """Rank 1 begins to wait 10 ns after rank 0; the link is busy for longer than that."""
+        spans = [
+            span
+            for rank, arrival in enumerate((50, 60))
+            for span in (
+                Span(rank, K.FORWARD, 0, arrival),
+                Span(rank, K.WAIT, arrival, 130, operation=1),
+                Span(rank, K.ALL_REDUCE, 90, 130, operation=1),
+            )
+        ]
+        found = straggler(Trace.from_spans(spans, clock="virtual"))
+        assert found is not None
+        assert (found.rank, found.lost_by_rank_s) == (1, (10e-9, 0))
 
     def test_a_receiver_waits_for_its_sender(self):
         """A message is an operation like any other."""

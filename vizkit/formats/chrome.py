@@ -17,7 +17,7 @@ import numpy as np
 
 from vizkit.errors import InvalidInputError, UnreadableTraceError
 from vizkit.formats import kineto
-from vizkit.formats.lanes import lanes
+from vizkit.formats.rows import rows
 from vizkit.trace import COLUMNS, KINDS, NONE, Clock, Counter, Role, Span, SpanKind, Trace
 
 SUFFIXES = (".json", ".json.gz")
@@ -109,9 +109,9 @@ def _names(trace: Trace) -> Iterator[dict[str, Any]]:
 def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
     """Thread names as they first occur, and one complete event for each span, in the order of the trace."""
     is_communication = trace.is_role(Role.COMMUNICATION)
-    lane = lanes(trace.rank * 2 + is_communication, trace.start_ns, trace.end_ns)
+    row = rows(trace.rank * 2 + is_communication, trace.start_ns, trace.end_ns)
     named = set()
-    for span, communicates, number in zip(trace, is_communication.tolist(), lane.tolist(), strict=True):
+    for span, communicates, number in zip(trace, is_communication.tolist(), row.tolist(), strict=True):
         thread = 2 * number + communicates
         if (span.rank, thread) not in named:
             named.add((span.rank, thread))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vizkit.trace import COMMUNICATION_KINDS, NONE, NS_PER_S, Clock, Role, Trace
+from vizkit.units import seconds_text
 
 NOTICEABLE_SHARE = 0.01
 
@@ -31,7 +32,7 @@ class Straggler:
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank}: the others lost {self.lost_s:.3g} s waiting for it ({self.clock.value} clock), "
+            f"rank {self.rank}: the others lost {seconds_text(self.lost_s)} waiting for it ({self.clock.value} clock), "
             f"which was last at {self.last_in} of {self.operations} operations that ranks waited for"
         )
 
@@ -40,10 +41,11 @@ def straggler(trace: Trace, noticeable_share: float = NOTICEABLE_SHARE) -> Strag
     """The rank for which the others wait most, net of what it waits for them; None where that is not noticeable.
 
     The spans of one `operation` belong together. It can start once its last rank has arrived: at the latest `start_ns`
-    among its communication spans. What a rank loses is the part of its wait spans with that `operation` that lies
-    before; in a trace without such wait spans, the time from its own start on. The loss is put down to the last to
-    arrive: of the ranks that lost nothing, the one that started last, and among equals the one that then waited first.
-    Noticeable is a net loss of `noticeable_share` of the makespan for each other rank.
+    among its communication spans. Each rank's wait spans with that `operation` (in a trace without such, the time from
+    its own start on) count as far as they lie before. What the rank that waited least waited too is not due to a
+    late rank (the link was busy); the rest is lost, and put down to the last to arrive: of the ranks that waited least,
+    the one that started last, and among equals the one that waited first. Noticeable is a net loss of
+    `noticeable_share` of the makespan for each other rank.
 
     >>> from vizkit.trace import Span
     >>> late = [Span(0, "all_reduce", 10, 90, operation=0), Span(1, "all_reduce", 80, 90, operation=0)]
@@ -59,7 +61,10 @@ def straggler(trace: Trace, noticeable_share: float = NOTICEABLE_SHARE) -> Strag
     rank, start = trace.rank[members], trace.start_ns[members]
     complete = np.full(operation.max() + 1, np.iinfo(np.int64).min)
     np.maximum.at(complete, operation, start)
-    lost, first_wait = _lost(trace, members, complete[operation])
+    waited, first_wait = _waited(trace, members, complete[operation])
+    least = np.full(len(complete), np.iinfo(np.int64).max)
+    np.minimum.at(least, operation, waited)
+    lost = waited - least[operation]
 
     order = np.lexsort((rank, first_wait, -start, lost > 0, operation))
     _, firsts = np.unique(operation[order], return_index=True)
@@ -86,8 +91,8 @@ def straggler(trace: Trace, noticeable_share: float = NOTICEABLE_SHARE) -> Strag
     )
 
 
-def _lost(trace: Trace, members: np.ndarray, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each member: nanoseconds lost before its operation was complete, and when it first waited for it."""
+def _waited(trace: Trace, members: np.ndarray, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each member: nanoseconds of waiting before its operation was complete, and when it first waited for it."""
     never = np.iinfo(np.int64).max
     waits = np.flatnonzero(trace.is_role(Role.WAIT) & np.isin(trace.operation, trace.operation[members]))
     if not len(waits):
@@ -98,10 +103,10 @@ def _lost(trace: Trace, members: np.ndarray, complete: np.ndarray) -> tuple[np.n
     np.maximum.at(complete_at, of_member, complete)
     begin = trace.start_ns[waits]
     before = np.minimum(trace.end_ns[waits], complete_at[of_wait]) - begin
-    lost, first_wait = np.zeros(len(complete_at), np.int64), np.full(len(complete_at), never)
-    np.add.at(lost, of_wait, np.maximum(before, 0))
+    waited, first_wait = np.zeros(len(complete_at), np.int64), np.full(len(complete_at), never)
+    np.add.at(waited, of_wait, np.maximum(before, 0))
     np.minimum.at(first_wait, of_wait, begin)
-    return lost[of_member], first_wait[of_member]
+    return waited[of_member], first_wait[of_member]
 
 
 def _operation_and_rank(trace: Trace, spans: np.ndarray) -> np.ndarray:
