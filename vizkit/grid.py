@@ -17,9 +17,10 @@ SAMPLED_CELLS = 80
 def as_grid(trace: Trace, cell_s: float | None = None) -> list[str]:
     """The compute of each rank as text, one string a rank, one cell for each `cell_s` seconds.
 
-    A cell reads `F3` (forward of microbatch 3), `1F3` where a rank holds several stages, and `.` where the rank computes
-    nothing. `cell_s` defaults to the greatest common divisor of all times, so that each cell holds exactly one span;
-    where that would take too many cells, 80 samples are drawn. Raises `InvalidInputError` for a cell that is not positive.
+    A cell reads `F3` (forward of microbatch 3), `1F3` where a rank holds several stages, and `.` where the rank
+    computes nothing. `cell_s` defaults to the greatest common divisor of all times, so that each cell holds exactly one
+    span; where that would take too many cells, 80 samples are drawn. Raises `InvalidInputError` for a cell that is not
+    positive.
 
     >>> from vizkit.trace import Span, SpanKind
     >>> spans = [Span(0, SpanKind.FORWARD, 0, 1, microbatch=0), Span(1, SpanKind.FORWARD, 1, 2, microbatch=0)]

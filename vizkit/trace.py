@@ -106,11 +106,11 @@ class Span:
     """One thing that one rank did; times in nanoseconds on the trace's clock.
 
     `payload_bytes` is logical: the tensor that is reduced or broadcast, all inputs together for reduce-scatter, scatter
-    and all-to-all, all outputs together for all-gather and gather, the message for send and receive. `operation` numbers a
-    communication: the spans of one collective, or a send and its receive, share it across ranks. `peer` is the other
-    rank of a message or the root of a collective, as a global rank; `group` holds the global ranks that took part.
-    `split_bytes` is what this rank sends to each member of `group` where an all-to-all is uneven. `algorithm` is a
-    name of `vizkit.collectives`. −1 and () mean "does not apply".
+    and all-to-all, all outputs together for all-gather and gather, the message for send and receive. `operation`
+    numbers a communication: the spans of one collective, or a send and its receive, share it across ranks. `peer` is
+    the other rank of a message or the root of a collective, as a global rank; `group` holds the global ranks that took
+    part. `split_bytes` is what this rank sends to each member of `group` where an all-to-all is uneven. `algorithm` is
+    a name of `vizkit.collectives`. −1 and () mean "does not apply".
     """
 
     rank: int
@@ -162,8 +162,8 @@ COLUMNS: tuple[str, ...] = (*_NUMBERS, *_INTERNED)
 class Trace:
     """Columns of spans, immutable, with the clock that their times are on.
 
-    Each name in `COLUMNS` is an attribute: a read-only numpy array with one entry a span. `kind` holds codes (positions in
-    `KINDS`); `name`, `group`, `algorithm` and `split_bytes` hold positions in `tables[column]`. `world_size` counts
+    Each name in `COLUMNS` is an attribute: a read-only numpy array with one entry a span. `kind` holds codes (positions
+    in `KINDS`); `name`, `group`, `algorithm` and `split_bytes` hold positions in `tables[column]`. `world_size` counts
     ranks, whether or not each has a span. Build one with `Trace.from_spans` or, for many spans, `Trace.from_columns`.
 
     >>> t = Trace.from_spans([Span(0, SpanKind.FORWARD, 0, 10), Span(1, SpanKind.SEND, 5, 9, peer=0)], clock="ideal")
