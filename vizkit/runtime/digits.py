@@ -80,8 +80,9 @@ def train(
             f"must divide by the {world_size} ranks",
             f"use {below or world_size} or {below + world_size}",
         )
-    images, labels = images.to(device()), labels.to(device())
-    model = DistributedDataParallel(network().to(device()), bucket_cap_mb=BUCKET_MB)
+    here = str(device())
+    images, labels = images.to(here), labels.to(here)
+    model = DistributedDataParallel(network().to(here), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
     criterion = nn.CrossEntropyLoss()
     shuffle = torch.Generator().manual_seed(0)
