@@ -47,7 +47,7 @@ _HOME_OF = {
 }
 _MODULES = ("collectives", "exercises", "figures", "metrics", "replay", "runtime", "widgets")
 
-__all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])  # noqa: PLE0605
+__all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -16,9 +16,9 @@ Seconds = float | Sequence[float]
 class Durations:
     """Seconds for one span of each kind, on one stage; a sequence gives one value for each stage.
 
-    Keywords are the values or lower-case names of compute kinds (`F`, `B`, `I`, `W`, `optimizer`, `data`, `compute`); a
-    kind left out takes no time. Raises `InvalidInputError` for an unknown kind and for a duration that is negative or not
-    finite.
+    Keywords are the values or lower-case names of compute kinds (`F`, `B`, `I`, `W`, `optimizer`, `data`, `compute`);
+    a kind left out takes no time. Raises `InvalidInputError` for an unknown kind and for a duration that is negative
+    or not finite.
 
     >>> d = Durations(F=1, B=[2, 3])
     >>> d.of_ns("F"), d.of_ns("B", stage=1), d.of_ns("optimizer")

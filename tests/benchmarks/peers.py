@@ -1,7 +1,7 @@
 """The ways to start ranks that we measure against, and the jobs that both sides run.
 
-Run as a script, `python peers.py WAY JOB WORLD_SIZE REPEATS` prints the seconds of each launch as JSON, then the memory of
-the whole family of processes at its greatest if WAY ends in "+memory".
+Run as a script, `python peers.py WAY JOB WORLD_SIZE REPEATS` prints the seconds of each launch as JSON, then the
+memory of the whole family of processes at its greatest if WAY ends in "+memory".
 """
 
 from __future__ import annotations

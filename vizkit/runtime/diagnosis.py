@@ -66,8 +66,8 @@ def _has_entered(snapshot: Snapshot, operation: Posted) -> bool:
 def awaited(snapshot: Snapshot, idle: bool) -> Posted | None:
     """What a rank's thread is blocked on.
 
-    DDP waits inside C++, where nothing notes it: a rank that uses no processor and has an unfinished communication is taken
-    to wait for the oldest one.
+    DDP waits inside C++, where nothing notes it: a rank that uses no processor and has an unfinished communication is
+    taken to wait for the oldest one.
     """
     if snapshot.state is not State.RUNNING or snapshot.waiting or not idle:
         return snapshot.waiting if snapshot.state is State.RUNNING else None

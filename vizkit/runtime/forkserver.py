@@ -26,10 +26,10 @@ class ForkserverPopen(popen_forkserver.Popen):
             reduction.dump(process, buffer)
         finally:
             set_spawning_popen(None)
-        self.sentinel, writer = self._server.connect_to_new_process(self._fds)
+        self.sentinel, writer = self._server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         # the child watches this end: it closes when the parent dies
         parent_alive = os.dup(writer)
-        self.finalizer = util.Finalize(self, util.close_fds, (parent_alive, self.sentinel))
+        self.finalizer = util.Finalize(self, util.close_fds, (parent_alive, self.sentinel))  # type: ignore[attr-defined]
         with open(writer, "wb", closefd=True) as file:
             file.write(buffer.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)

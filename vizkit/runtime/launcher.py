@@ -36,10 +36,11 @@ def launch(
 ) -> Run:
     """Call `fn(*args, **kwargs)` on `world_size` fresh processes that can talk through `torch.distributed`.
 
-    Each rank has the default process group ready, its device in `vk.device()`, and the same `seed` for torch, numpy and
-    `random` (None leaves them unseeded). `device` is "auto" (a GPU for each rank with NCCL where there are enough, else
-    gloo on the CPU), "cpu" or "cuda". A communication may take `timeout_s` seconds; that ranks wait for each other in vain
-    is noticed much earlier. `sample_memory` adds memory over time to the traces. What ranks print shows in the cell.
+    Each rank has the default process group ready, its device in `vk.device()`, and the same `seed` for torch, numpy
+    and `random` (None leaves them unseeded). `device` is "auto" (a GPU for each rank with NCCL where there are
+    enough, else gloo on the CPU), "cpu" or "cuda". A communication may take `timeout_s` seconds; that ranks wait for
+    each other in vain is noticed much earlier. `sample_memory` adds memory over time to the traces. What ranks print
+    shows in the cell.
 
     Raises `InvalidInputError` for arguments that cannot work, `TransportError` for what cannot be pickled,
     `RankFailedError` where a rank has no result, and its subclass `RanksStuckError` for a hang.

@@ -120,7 +120,8 @@ def _package_importable() -> Iterator[None]:
 @contextlib.contextmanager
 def _main_hidden() -> Iterator[None]:
     main = sys.modules["__main__"]
-    hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    names = ("__file__", "__spec__")
+    hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
     main.__spec__ = None
     try:
         yield

@@ -1,8 +1,8 @@
 """What ranks print, shown in the cell while they run: whole lines, tagged by rank, in the same order in every run.
 
-A line is ordered by three numbers: how many communications its rank had entered when it was printed, how many lines that
-rank had printed since then, and the rank. Between two communications line k of every rank thus comes before line k + 1 of
-any. A line is shown as soon as no line that belongs before it can come any more.
+A line is ordered by three numbers: how many communications its rank had entered when it was printed, how many lines
+that rank had printed since then, and the rank. Between two communications line k of every rank thus comes before line
+k + 1 of any. A line is shown as soon as no line that belongs before it can come any more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 TAG_START, TAG_END = b"\x1e", b"\x1f"
 ENDED = 2**63
@@ -61,7 +61,7 @@ class Line(NamedTuple):
     """One line of one rank, in the order in which lines are shown."""
 
     epoch: int
-    index: int
+    number: int
     rank: int
     text: str
     is_error: bool
@@ -103,14 +103,14 @@ class OrderedLines:
 
     def __init__(self, world_size: int) -> None:
         self._waiting: list[deque[Line]] = [deque() for _ in range(world_size)]
-        self._position = [(0, 0)] * world_size  # epoch and index that the rank's next line has at the least
+        self._position = [(0, 0)] * world_size  # epoch and number that the rank's next line has at the least
         self.logs: list[list[str]] = [[] for _ in range(world_size)]
 
     def add(self, rank: int, epoch: int, text: str, is_error: bool = False) -> None:
         self.advance(rank, epoch)
-        epoch, index = self._position[rank]
-        self._waiting[rank].append(Line(epoch, index, rank, text, is_error))
-        self._position[rank] = (epoch, index + 1)
+        epoch, number = self._position[rank]
+        self._waiting[rank].append(Line(epoch, number, rank, text, is_error))
+        self._position[rank] = (epoch, number + 1)
         self.logs[rank].append(text)
 
     def advance(self, rank: int, epoch: int) -> None:
@@ -153,7 +153,7 @@ def tag(line: Line) -> str:
     return f"[rank {line.rank}] {line.text}"
 
 
-def show(lines: Iterable[Line], streams: Sequence[io.TextIOBase]) -> None:
+def show(lines: Iterable[Line], streams: Sequence[TextIO]) -> None:
     """Write lines to `streams`: standard output first, standard error second."""
     for line in lines:
         streams[line.is_error].write(tag(line) + "\n")

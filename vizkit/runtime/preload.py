@@ -1,6 +1,7 @@
 """Imported by the process from which ranks are born: all that a rank is likely to need, imported and never run.
 
-An operation on threads here would make the ranks hang, and an exception would end the server, so each import is guarded.
+An operation on threads here would make the ranks hang, and an exception would end the server, so each import is
+guarded.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ DEFAULT_LINK = Link()
 class Run:
     """Results, output and record of one launch.
 
-    `results` has what the function returned, one entry a rank; `logs` what each rank printed; `record` the communications
-    and spans of each rank; `seconds` is wall time from the call until all results were back.
+    `results` has what the function returned, one entry a rank; `logs` what each rank printed; `record` the
+    communications and spans of each rank; `seconds` is wall time from the call until all results were back.
     """
 
     results: list[Any]
@@ -53,8 +53,8 @@ class Run:
     ) -> Trace:
         """The recorded program with a device for each rank, as a `Trace` with clock "virtual".
 
-        `link` is what communication costs (None: nothing). `durations` in seconds by kind of span replace the measured CPU
-        time and make the replay exact and the same in every run.
+        `link` is what communication costs (None: nothing). `durations` in seconds by kind of span replace the
+        measured CPU time and make the replay exact and the same in every run.
         """
         return replay(self.record, link=link, durations=durations)
 
@@ -75,9 +75,8 @@ class Run:
         ]
         virtual = self.replay()
         moved = int(traffic(virtual).wire_bytes.sum())
-        lines.append(
-            f"{bytes_text(moved)} moved between ranks (on the wire) by {self._num_communications()} communications a rank"
-        )
+        calls = self._num_communications()
+        lines.append(f"{bytes_text(moved)} moved between ranks (on the wire) by {calls} communications a rank")
         compute = breakdown(virtual).compute
         if compute.max(initial=0) > 0:
             slowest = int(compute.argmax())

@@ -218,7 +218,8 @@ class Supervisor:
                 rank = diagnosis.minority(rank, self._board.snapshots())
                 shown = f"rank {rank} does not fit the others: {first.last.text}"
             elif first.last.type_name == SystemExit.__name__:
-                shown = f"rank {rank} called sys.exit({first.last.text}) and has no result; return from the function instead"
+                call = f"sys.exit({first.last.text})"
+                shown = f"rank {rank} called {call} and has no result; return from the function instead"
         consequences = {failure.rank for failure in failures if diagnosis.is_consequence(failure)}
         self._raise(RankFailedError, rank, shown, text, fates, [], consequences)
 
@@ -310,7 +311,7 @@ class Supervisor:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def stop(self, deaf: Collection[int] = ()) -> None:
-        """End all ranks: those that are done are let go, `deaf` ones killed, others asked, and after a moment killed."""
+        """End all ranks: let go those that are done, kill `deaf` ones, ask the others, and kill them after a moment."""
         for handle in self._handles:
             if handle.over:
                 handle.channel.close()
@@ -331,7 +332,8 @@ class Supervisor:
     def _stop_text(self) -> str:
         if not self._killed:
             return "the ranks were stopped"
-        return f"{diagnosis.ranks_text(self._killed)} did not stop when asked and {'were' if len(self._killed) > 1 else 'was'} killed"
+        verb = "were" if len(self._killed) > 1 else "was"
+        return f"{diagnosis.ranks_text(self._killed)} did not stop when asked and {verb} killed"
 
     def _signal(self, handle: RankHandle, number: signal.Signals) -> None:
         if handle.process.pid and handle.process.is_alive():

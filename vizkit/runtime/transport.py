@@ -1,8 +1,8 @@
 """Functions, arguments and results on their way between the notebook and a rank.
 
-An object becomes one anonymous file in memory: its pickle, then the bytes of every tensor and array beside it, untouched.
-The receiver maps the file, so that tensors are not copied and the sender need not live on. Functions and classes from
-notebook cells travel by value (cloudpickle).
+An object becomes one anonymous file in memory: its pickle, then the bytes of every tensor and array beside it,
+untouched. The receiver maps the file, so that tensors are not copied and the sender need not live on. Functions and
+classes from notebook cells travel by value (cloudpickle).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def anonymous_file(name: str) -> int:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle with tensors out of band and with the file names of cells kept, so that tracebacks show their lines."""
+    """cloudpickle with tensors out of band, and with file names of cells kept for tracebacks."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
@@ -55,7 +55,7 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, torch.UntypedStorage):
             return _storage_from_buffer, (_storage_bytes(obj.cpu()),)
         if isinstance(obj, types.CodeType):
-            rebuild, arguments = cloudpickle.cloudpickle._code_reduce(obj)
+            _, arguments = cloudpickle.cloudpickle._code_reduce(obj)
             return _code_with_filename, (arguments, obj.co_filename)
         if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and obj.__name__ in sys.modules:
             return importlib.import_module, (obj.__name__,)
@@ -71,7 +71,7 @@ def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.s
 
 
 def _storage_bytes(storage: torch.UntypedStorage) -> pickle.PickleBuffer:
-    return pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+    return pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
 
 
 def _storage_from_buffer(buffer: Any) -> torch.UntypedStorage:
@@ -176,6 +176,5 @@ def pack_result(rank: int, result: Any, record: Any) -> int:
     except TransportError:
         raise
     except Exception as error:
-        raise TransportError(
-            f"the result of rank {rank} ({type(result).__name__}) cannot travel back: {error}; return plain data and tensors"
-        ) from error
+        what = f"the result of rank {rank} ({type(result).__name__})"
+        raise TransportError(f"{what} cannot travel back: {error}; return plain data and tensors") from error
