@@ -52,7 +52,7 @@ def remember(fig: go.Figure, summary: str) -> go.Figure:
 
 def summarise(trace: Trace) -> str:
     """The summary of a trace, a few lines."""
-    size = f"{_count(trace.world_size, 'rank')}, {_count(len(trace), 'span')}"
+    size = f"{counted(trace.world_size, 'rank')}, {counted(len(trace), 'span')}"
     if not len(trace):
         return f"{size}: nothing was recorded ({CLOCK_MEANINGS[trace.clock]})."
     lines = [
@@ -97,7 +97,7 @@ def _bytes(trace: Trace) -> list[str]:
     if not traffic.total_wire_bytes and not traffic.operations:
         return ["No bytes moved between ranks."]
     by_kind = ", ".join(
-        f"{_count(part.operations, STYLES[kind].label)} ({bytes_text(int(part.wire_bytes.sum()))})"
+        f"{counted(part.operations, STYLES[kind].label)} ({bytes_text(int(part.wire_bytes.sum()))})"
         for kind, part in traffic.by_kind.items()
     )
     return [
@@ -120,7 +120,8 @@ def _straggler(trace: Trace) -> list[str]:
     return [] if found is None else [f"Straggler: {found}."]
 
 
-def _count(number: int, word: str) -> str:
+def counted(number: int, word: str) -> str:
+    """`1 rank`, `2 ranks`."""
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 

@@ -14,7 +14,7 @@ from vizkit import collectives
 from vizkit.collectives import Algorithm, Step, Transfer
 from vizkit.errors import InvalidInputError
 from vizkit.figures.animation import add_frames
-from vizkit.figures.describe import remember
+from vizkit.figures.describe import counted, remember
 from vizkit.figures.theme import (
     AXIS_STYLE,
     EMPTY_CELL,
@@ -116,9 +116,7 @@ class _Play:
 
     @property
     def name(self) -> str:
-        return f"{STYLES[self.kind].label} by {self.algorithm.replace('_', '-')}, {self.world_size} rank" + (
-            "s" if self.world_size > 1 else ""
-        )
+        return f"{STYLES[self.kind].label} by {self.algorithm.replace('_', '-')}, {counted(self.world_size, 'rank')}"
 
     @property
     def num_chunks(self) -> int:
@@ -160,11 +158,13 @@ class _Play:
         return ((held > 0).sum(-1) / wanted).astype(np.float32)
 
     def _contents(self, held: np.ndarray) -> list[list[str]]:
-        return [[_contributors(cell) for cell in row] for row in held.tolist()]
+        # how often a barrier's signal has come by does not matter, only from whom
+        counts = np.minimum(held, 1) if self.kind is SpanKind.BARRIER else held
+        return [[_contributors(cell) for cell in row] for row in counts.tolist()]
 
     def label(self, moment: _Moment) -> str:
         total = len(self.steps)
-        return f"step {moment.step + 1} of {total}" if moment.step < total else f"done after {_count(total, 'step')}"
+        return f"step {moment.step + 1} of {total}" if moment.step < total else f"done after {counted(total, 'step')}"
 
     def caption(self, moment: _Moment) -> str:
         if not self.steps:
@@ -172,18 +172,18 @@ class _Play:
         sent = sum((self._share(t) for step in self.steps[: moment.step] for t in step), Fraction(0))
         so_far = f"On the wire before this step: {self._amount(sent)}"
         if moment.step == len(self.steps):
-            return f"<b>Done after {_count(len(self.steps), 'step')}.</b><br>On the wire in all: {self._amount(sent)}"
+            return f"<b>Done after {counted(len(self.steps), 'step')}.</b><br>On the wire in all: {self._amount(sent)}"
         step = self.steps[moment.step]
         spelled = [f"{t.src}→{t.dst}: {self._chunks(t)}" for t in step[:MAX_SPELLED_TRANSFERS]]
         more = f" and {len(step) - len(spelled)} more" if len(step) > len(spelled) else ""
         rows = [";  ".join(spelled[i : i + SPELLED_A_LINE]) for i in range(0, len(spelled), SPELLED_A_LINE)]
         verb = "adds" if step[0].reduces else "keeps"
         each = self._amount(max(self._share(t) for t in step))
-        head = f"<b>Step {moment.step + 1} of {len(self.steps)}</b>: {_count(len(step), 'message')} of {each}"
+        head = f"<b>Step {moment.step + 1} of {len(self.steps)}</b>: {counted(len(step), 'message')} of {each}"
         return f"{head}; the receiver {verb} what comes<br>{'<br>'.join(rows)}{more}<br>{so_far}"
 
     def summary(self) -> str:
-        lines = [f"{self.name}: {_count(len(self.steps), 'step')}."]
+        lines = [f"{self.name}: {counted(len(self.steps), 'step')}."]
         for number, step in enumerate(self.steps[:MAX_SPELLED_STEPS], 1):
             each = self._amount(max(self._share(t) for t in step))
             moves = "; ".join(f"{t.src} to {t.dst} {self._chunks(t)}" for t in step[:MAX_SPELLED_TRANSFERS])
@@ -262,10 +262,6 @@ def _contributors(counts: list[int]) -> str:
     if len(held) > 4 and all(count == 1 for _, count in held):
         return f"{len(held)} ranks"
     return "+".join(f"{rank}" if count == 1 else f"{count}×{rank}" for rank, count in held)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _lay_out(fig: go.Figure, play: _Play) -> None:

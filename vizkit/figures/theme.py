@@ -40,7 +40,7 @@ STYLES: Mapping[SpanKind, KindStyle] = {
     SpanKind.FORWARD: KindStyle("forward (F)", SKY_BLUE),
     SpanKind.BACKWARD: KindStyle("backward (B)", ORANGE, "/"),
     SpanKind.BACKWARD_INPUT: KindStyle("backward, input (I)", VERMILLION, "\\"),
-    SpanKind.BACKWARD_WEIGHT: KindStyle("backward, weight (W)", YELLOW, "x"),
+    SpanKind.BACKWARD_WEIGHT: KindStyle("backward, weight (W)", YELLOW, "-"),
     SpanKind.OPTIMIZER: KindStyle("optimizer", GREEN, "x"),
     SpanKind.COMPUTE: KindStyle("other compute", GREEN),
     SpanKind.DATA: KindStyle("data", YELLOW, "."),

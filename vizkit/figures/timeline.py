@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from vizkit.figures.animation import add_cursor, frame_times
 from vizkit.figures.bars import ROW_SCALE, span_traces
-from vizkit.figures.describe import remember, summarise
+from vizkit.figures.describe import counted, remember, summarise
 from vizkit.figures.empty import nothing_to_show
 from vizkit.figures.links import link_traces
 from vizkit.figures.strip import Progress, byte_ticks, strip_traces
@@ -62,8 +62,8 @@ def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -
 
 def subtitle(trace: Trace) -> str:
     """The clock and what it means, then the size of the trace."""
-    ranks = "1 rank" if trace.world_size == 1 else f"{trace.world_size} ranks"
-    return f"{CLOCK_MEANINGS[trace.clock]} · {ranks} · {duration_text(trace.duration_ns)} · {len(trace):,} spans"
+    size = f"{counted(trace.world_size, 'rank')} · {duration_text(trace.duration_ns)} · {counted(len(trace), 'span')}"
+    return f"{CLOCK_MEANINGS[trace.clock]} · {size}"
 
 
 def moment_labels(progress: Progress, axis: TimeAxis, moments: np.ndarray) -> list[str]:
