@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import struct
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
+import vizkit as vk
 from vizkit.metrics import traffic
 from vizkit.trace import Span, SpanKind, Trace
 
 TCP_INFO, BYTES_RECEIVED_OFFSET = 11, 128  # linux/tcp.h: struct tcp_info
 SMALL, LARGE = 1_000_003, 4_000_001  # float32 elements; odd, so that nothing divides
 ELEMENT_BYTES = 4
+WHOLE_RUN = "whole run"
 Ports = tuple[int, int]
 
 
@@ -127,9 +126,8 @@ CASES: dict[str, tuple[SpanKind, int, int, Callable[[torch.Tensor], object]]] = 
 }
 
 
-def measure(rank: int, world_size: int, folder: Path) -> None:
-    """Run every case and leave what each connection received in a file."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+def measure() -> dict[str, dict[Ports, int]]:
+    """Run every case; what each of this rank's connections received during it, and in all."""
     results: dict[str, dict[Ports, int]] = {}
     for name, (_, elements, _, collective) in CASES.items():
         x = torch.ones(max(elements, LARGE))[: elements or None]
@@ -141,35 +139,36 @@ def measure(rank: int, world_size: int, folder: Path) -> None:
         after = received_bytes()
         results[name] = {ports: count - before.get(ports, 0) for ports, count in after.items()}
     dist.barrier()
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(results))
-    dist.destroy_process_group()
+    return {**results, WHOLE_RUN: received_bytes()}
+
+
+Measured = tuple[vk.Run, dict[str, np.ndarray]]
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
-def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """Case → bytes from rank to rank, as the kernel counted them."""
+def measured(request: pytest.FixtureRequest) -> Measured:
+    """A run, and case → bytes from rank to rank, as the kernel counted them."""
     if not kernel_counts_bytes():
         pytest.skip("this kernel does not count the bytes of a TCP connection (TCP_INFO), so nothing can be measured")
-    n, folder = request.param, tmp_path_factory.mktemp("wire")
-    mp.spawn(measure, (n, folder), nprocs=n)
-    by_rank = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(n)]
-    matrices = {}
-    for name in CASES:
-        owner = {ports: rank for rank in range(n) for ports in by_rank[rank][name]}
-        matrices[name] = np.zeros((n, n), np.int64)
+    n = request.param
+    run = vk.launch(measure, world_size=n, device="cpu")
+    matrices = {name: np.zeros((n, n), np.int64) for name in (*CASES, WHOLE_RUN)}
+    for name, matrix in matrices.items():
+        owner = {ports: rank for rank in range(n) for ports in run.results[rank][name]}
         for receiver in range(n):
-            for (own, peers), count in by_rank[receiver][name].items():
+            for (own, peers), count in run.results[receiver][name].items():
                 if (sender := owner.get((peers, own))) is not None:
-                    matrices[name][sender, receiver] += count
-    return matrices
+                    matrix[sender, receiver] += count
+    return run, matrices
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_traffic_states_what_each_connection_carries(name: str, measured: dict[str, np.ndarray]) -> None:
+def test_traffic_states_what_each_connection_carries(name: str, measured: Measured) -> None:
     """For every ordered pair of ranks, stated and measured bytes differ by less than 1 % of the payload."""
     kind, elements, peer, _ = CASES[name]
-    n = len(measured[name])
+    _, matrices = measured
+    n = len(matrices[name])
     splits = uneven_splits(n) if name.startswith("uneven") else None
     payloads = [sum(row) for row in splits] if splits else [elements] * n
     spans = [
@@ -189,4 +188,12 @@ def test_traffic_states_what_each_connection_carries(name: str, measured: dict[s
     stated = traffic(Trace.from_spans(spans, clock="wall", world_size=n, notes={"backend": "gloo"})).wire_bytes
 
     assert stated.sum() > 0
-    np.testing.assert_allclose(measured[name], stated, rtol=0, atol=0.01 * max(payloads) * ELEMENT_BYTES)
+    np.testing.assert_allclose(matrices[name], stated, rtol=0, atol=0.01 * max(payloads) * ELEMENT_BYTES)
+
+
+@pytest.mark.slow
+def test_the_trace_of_a_run_states_all_bytes_that_it_moved(measured: Measured) -> None:
+    """Recorder, replay and `traffic` together, over all collectives of the run: within 1 %, for every pair of ranks."""
+    run, matrices = measured
+    for trace in (run.trace, run.replay()):
+        np.testing.assert_allclose(matrices[WHOLE_RUN], traffic(trace).wire_bytes, rtol=0.01, atol=100_000)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SIGNATURE = ("rank", "kind", "payload_bytes", "peer", "group", "algorithm", "split_bytes")
 _Matrices = dict[tuple[SpanKind, str, int, int, int], np.ndarray]
+_BATCH = 1 << 16
 _COUNTED = (*COLLECTIVE_KINDS, SpanKind.SEND)
 
 
@@ -118,9 +119,10 @@ def traffic_over_time(trace: Trace, times_ns: np.ndarray) -> np.ndarray:
     seen = since < len(times)
     step = np.zeros((len(times), trace.world_size, trace.world_size), np.int64)
     pairs, counts = np.unique(since[seen] * max(len(rows.ranks), 1) + rows.of_span[seen], return_counts=True)
-    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-        at, row = divmod(pair, len(rows.ranks))
-        step[at, rows.ranks[row]] += count * rows.bytes_to[row]
+    for first in range(0, len(pairs), _BATCH):
+        batch = slice(first, first + _BATCH)
+        at, row = np.divmod(pairs[batch], len(rows.ranks))
+        np.add.at(step, (at, rows.ranks[row]), counts[batch, None] * rows.bytes_to[row])
     result = np.empty_like(step)
     result[order] = step.cumsum(axis=0)
     return result
