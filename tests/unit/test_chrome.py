@@ -115,9 +115,9 @@ class TestForPerfetto:
         ]
         assert names == [
             ("process_name", 0, "rank 0"),
-            ("process_name", 1, "rank 1"),
             ("thread_name", 0, "compute"),
             ("thread_name", 0, "communication"),
+            ("process_name", 1, "rank 1"),
             ("thread_name", 1, "compute"),
             ("thread_name", 1, "communication"),
             ("thread_name", 1, "communication 2"),
@@ -154,6 +154,24 @@ class TestForPerfetto:
             assert (slice_["pid"], slice_["tid"]) == (arrow["pid"], arrow["tid"])
             assert slice_["ts"] <= arrow["ts"] < slice_["ts"] + slice_["dur"]
         assert start["ts"] <= finish["ts"]
+
+    def test_arrows_find_messages_that_overlap(self, tmp_path: Path):
+        """Two sends at once lie on two threads, and each arrow on the right one."""
+        spans = [
+            Span(rank, kind, start, start + 50, peer=1 - rank, operation=operation)
+            for operation, start in enumerate((0, 10))
+            for rank, kind in enumerate((K.SEND, K.RECEIVE))
+        ]
+        events = events_of(write_chrome_trace(Trace.from_spans(spans, clock="wall"), tmp_path / "run.json"))
+        place = {(e["cat"], e["args"].get("operation")): (e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
+        arrows = [((e["pid"], e["tid"]), e["ph"], e["id"]) for e in events if e["ph"] in "sf"]
+        assert arrows == [
+            (place["send", 0], "s", 1),
+            (place["receive", 0], "f", 1),
+            (place["send", 1], "s", 2),
+            (place["receive", 1], "f", 2),
+        ]
+        assert len(set(place.values())) == 4
 
     def test_counters_are_counter_events(self, tmp_path: Path):
         """On their rank, with their unit."""

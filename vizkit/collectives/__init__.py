@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from vizkit.collectives.algorithms import (
-    Algorithm,
-    Step,
-    Transfer,
-    algorithms_for,
-    holdings,
-    num_chunks,
-    promise,
-    steps,
-)
+from vizkit.collectives.algorithms import algorithms_for, holdings, num_chunks, promise, steps
 from vizkit.collectives.backends import BACKEND_ALGORITHMS, DEFAULT_ALGORITHMS, algorithm_for
 from vizkit.collectives.cost import (
     algorithm_bandwidth,
@@ -22,6 +13,7 @@ from vizkit.collectives.cost import (
     time_s,
     wire_bytes,
 )
+from vizkit.collectives.movements import Algorithm, Step, Transfer
 
 __all__ = [
     "BACKEND_ALGORITHMS",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vizkit.collectives.algorithms import Algorithm
+from vizkit.collectives.movements import Algorithm
 from vizkit.trace import SpanKind
 
 _K, _A = SpanKind, Algorithm

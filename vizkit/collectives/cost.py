@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from vizkit.collectives.algorithms import Algorithm, num_chunks, resolve, steps
+from vizkit.collectives.algorithms import num_chunks, resolve, steps
+from vizkit.collectives.movements import Algorithm
 from vizkit.errors import InvalidInputError
 from vizkit.hardware import Link
 from vizkit.trace import SpanKind

@@ -41,7 +41,10 @@ def write_chrome_trace(trace: Trace, path: str | Path) -> Path:
     path = Path(path)
     if not path.name.endswith(SUFFIXES):
         raise InvalidInputError.because("path", str(path), "a trace file ends in .json or .json.gz", "rename it")
-    events = itertools.chain(_names(trace), _slices(trace), _arrows(trace), _counter_events(trace))
+    threads = _threads(trace)
+    events = itertools.chain(
+        _names(trace, threads), _slices(trace, threads), _arrows(trace, threads), _counter_events(trace)
+    )
     encode = msgspec.json.Encoder().encode
     with _opened(path) as file:
         file.write(b'{"displayTimeUnit":"ns","otherData":' + encode({"vizkit": _header(trace)}) + b',"traceEvents":[')
@@ -100,30 +103,27 @@ def _header(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _names(trace: Trace) -> Iterator[dict[str, Any]]:
+def _threads(trace: Trace) -> np.ndarray:
+    """The thread of each span: even for compute and waits, odd for communication; higher ones for what overlaps."""
+    communicates = trace.is_role(Role.COMMUNICATION)
+    return 2 * rows(trace.rank * 2 + communicates, trace.start_ns, trace.end_ns) + communicates
+
+
+def _names(trace: Trace, threads: np.ndarray) -> Iterator[dict[str, Any]]:
     for rank in range(trace.world_size):
         yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
-
-
-def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Thread names as they first occur, and one complete event for each span, in the order of the trace."""
-    is_communication = trace.is_role(Role.COMMUNICATION)
-    row = rows(trace.rank * 2 + is_communication, trace.start_ns, trace.end_ns)
-    named = set()
-    for span, communicates, number in zip(trace, is_communication.tolist(), row.tolist(), strict=True):
-        thread = 2 * number + communicates
-        if (span.rank, thread) not in named:
-            named.add((span.rank, thread))
-            title = ("communication" if communicates else "compute") + (f" {number + 1}" if number else "")
-            place = {"pid": span.rank, "tid": thread}
+        for thread in np.unique(threads[trace.rank == rank]).tolist():
+            row, communicates = divmod(thread, 2)
+            title = ("communication" if communicates else "compute") + (f" {row + 1}" if row else "")
+            place = {"pid": rank, "tid": thread}
             yield {"ph": "M", "name": "thread_name", **place, "args": {"name": title}}
-            yield {
-                "ph": "M",
-                "name": "thread_sort_index",
-                **place,
-                "args": {"sort_index": communicates * 1000 + number},
-            }
+            yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": communicates * 1000 + row}}
+
+
+def _slices(trace: Trace, threads: np.ndarray) -> Iterator[dict[str, Any]]:
+    """One complete event for each span, in the order of the trace."""
+    for span, thread in zip(trace, threads.tolist(), strict=True):
         yield {
             "ph": "X",
             "cat": span.kind.value,
@@ -148,24 +148,27 @@ def _arguments(span: Span) -> dict[str, Any]:
     return {"start_ns": span.start_ns, "end_ns": span.end_ns, **given}
 
 
-def _arrows(trace: Trace) -> Iterator[dict[str, Any]]:
+def _arrows(trace: Trace, threads: np.ndarray) -> Iterator[dict[str, Any]]:
     """A flow event from each send to the receive with the same operation."""
-    waiting: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
-    for span in trace.filter(kind=SpanKind.SEND):
-        waiting[span.operation, span.rank, span.peer].append(span)
+    unmatched: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for index in np.flatnonzero(trace.is_kind(SpanKind.SEND)).tolist():
+        send = trace[index]
+        unmatched[send.operation, send.rank, send.peer].append(index)
     number = 0
-    for span in trace.filter(kind=SpanKind.RECEIVE):
-        sends = waiting.get((span.operation, span.peer, span.rank))
-        if span.operation == NONE or not sends:
+    for index in np.flatnonzero(trace.is_kind(SpanKind.RECEIVE)).tolist():
+        receive = trace[index]
+        sends = unmatched.get((receive.operation, receive.peer, receive.rank))
+        if receive.operation == NONE or not sends:
             continue
-        send = sends.pop(0)
+        sender = sends.pop(0)
         # an arrow binds to the slice that is open at its time, so it ends within the receive
-        end = max(span.start_ns, span.end_ns - 1)
+        end = max(receive.start_ns, receive.end_ns - 1)
+        begin = min(trace[sender].start_ns, end)
         number += 1
         arrow = {"cat": "message", "name": "message", "id": number}
-        places = (("s", send, min(send.start_ns, end)), ("f", span, end))
-        for phase, on, at in places:
-            yield {"ph": phase, **arrow, "pid": on.rank, "tid": 1, "ts": at / _NS_PER_US, "bp": "e"}
+        for phase, at, on, more in (("s", begin, sender, {}), ("f", end, index, {"bp": "e"})):
+            place = {"pid": int(trace.rank[on]), "tid": int(threads[on]), "ts": at / _NS_PER_US}
+            yield {"ph": phase, **arrow, **place, **more}
 
 
 def _counter_events(trace: Trace) -> Iterator[dict[str, Any]]:
