@@ -46,9 +46,7 @@ def rank_record(rank: int, program: Sequence[Step], world_size: int) -> RankReco
         else:
             awaited = tuple(calls[name] for name in rest)
             events.append(Wait(calls=awaited, implicit=verb == "wait_implicit", **stamps))
-    return RankRecord(
-        rank=rank, events=tuple(events), start_ns=0, end_ns=work, start_wall_ns=1_000, end_wall_ns=wall
-    )
+    return RankRecord(rank=rank, events=tuple(events), start_ns=0, end_ns=work, start_wall_ns=1_000, end_wall_ns=wall)
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Record:

@@ -19,7 +19,7 @@ class Label:
 
 
 class _OpenSpan:
-    __slots__ = ("label", "has_content")
+    __slots__ = ("has_content", "label")
 
     def __init__(self, label: Label) -> None:
         self.label = label
@@ -34,7 +34,8 @@ class Lane:
 
     >>> spans = []
     >>> lane = Lane(rank=0, emit=spans.append)
-    >>> lane.open(Label(SpanKind.FORWARD)); lane.compute(0, 4); lane.compute(4, 6); lane.wait(6, 9, "wait"); lane.close(9)
+    >>> lane.open(Label(SpanKind.FORWARD)); lane.compute(0, 4); lane.compute(4, 6); lane.wait(6, 9, "wait")
+    >>> lane.close(9)
     >>> lane.finish()
     >>> [(s.kind.value, s.start_ns, s.end_ns) for s in spans]
     [('F', 0, 6), ('wait', 6, 9)]

@@ -37,8 +37,8 @@ class Event:
 class Call(Event):
     """A communication was posted.
 
-    `call` is a number of its own for each communication of a rank. `peer` is a global rank: the other rank of a message or the root
-    of a collective. `members` are the group's global ranks. Bytes are logical, as `Span` defines them.
+    `call` is a number of its own for each communication of a rank. `peer` is a global rank: the other rank of a message
+    or the root of a collective. `members` are the group's global ranks. Bytes are logical, as `Span` defines them.
     `done_wall_ns` is when it had completed, or −1 where nobody found out.
     """
 

@@ -29,9 +29,11 @@ from vizkit.record import (
 from vizkit.trace import NS_PER_S, Clock, Counter, Span, SpanKind, Trace
 from vizkit.workload import work_before_events
 
+_DEFAULT_LINK = Link()
+
 
 def replay(
-    record: Record, link: Link | None = Link(), durations: Durations | Mapping[str, Seconds] | None = None
+    record: Record, link: Link | None = _DEFAULT_LINK, durations: Durations | Mapping[str, Seconds] | None = None
 ) -> Trace:
     """What the recorded program would do with a device for each rank; a `Trace` on the clock "virtual".
 
@@ -40,19 +42,20 @@ def replay(
       instead, as `vizkit.workload.work_before_events` places them: exact, and the same in every run.
     - A collective starts when its last member has arrived and the group's previous one is over, and lasts what
       `vizkit.collectives.time_s` says for its algorithm. Where members gave different payloads, the largest counts.
-    - A message leaves its sender for bytes/β seconds once its directed edge is free, and arrives α later. Sends are eager:
-      nobody waits for the receive. A wait on a send ends when its bytes have left, one on a receive when they have
-      arrived. A receive's span begins when the bytes set off, or when it is posted if that is later.
+    - A message leaves its sender for bytes/β seconds once its directed edge is free, and arrives α later. Sends are
+      eager: nobody waits for the receive. A wait on a send ends when its bytes have left, one on a receive when they
+      have arrived. A receive's span begins when the bytes set off, or when it is posted if that is later.
     - `link=None` is a link that costs nothing.
 
     Raises `InvalidInputError` where the record cannot finish, naming what is missing.
 
     >>> import vizkit.record as vr
     >>> stamp = lambda ns: dict(before_ns=ns, after_ns=ns, start_wall_ns=ns, end_wall_ns=ns)
+    >>> sum_of_two = dict(call=0, kind=SpanKind.ALL_REDUCE, group="0", members=(0, 1), payload_bytes=8)
     >>> def rank(number, cpu_ns):
-    ...     call = vr.Call(call=0, kind=SpanKind.ALL_REDUCE, group="0", members=(0, 1), payload_bytes=8, **stamp(cpu_ns))
-    ...     end = dict(start_ns=0, end_ns=cpu_ns, start_wall_ns=0, end_wall_ns=cpu_ns)
-    ...     return vr.RankRecord(rank=number, events=(call, vr.Wait(calls=(0,), **stamp(cpu_ns))), **end)
+    ...     events = (vr.Call(**sum_of_two, **stamp(cpu_ns)), vr.Wait(calls=(0,), **stamp(cpu_ns)))
+    ...     extent = dict(start_ns=0, end_ns=cpu_ns, start_wall_ns=0, end_wall_ns=cpu_ns)
+    ...     return vr.RankRecord(rank=number, events=events, **extent)
     >>> trace = replay(vr.Record((rank(0, 100), rank(1, 250))), link=None)
     >>> [(span.rank, span.kind.value, span.start_ns, span.end_ns) for span in trace if span.duration_ns]
     [(0, 'compute', 0, 100), (0, 'wait', 100, 250), (1, 'compute', 0, 250)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vizkit.durations import Durations
-from vizkit.record import Call, RankRecord, SpanClosed, SpanOpened, Wait
 from vizkit.lanes import Label
+from vizkit.record import Call, RankRecord, SpanClosed, SpanOpened, Wait
 from vizkit.trace import SpanKind
 
 
@@ -67,6 +67,5 @@ def _given(rank: RankRecord, durations: Durations) -> list[int]:
             if event.kind is not SpanKind.RECEIVE:
                 stack[-1].shares.append(position)
         elif isinstance(event, Wait) and not event.implicit:
-            if any(kinds.get(call) is not SpanKind.SEND for call in event.calls):
-                stack[-1].last_is_wait = True
+            stack[-1].last_is_wait |= any(kinds.get(call) is not SpanKind.SEND for call in event.calls)
     return work

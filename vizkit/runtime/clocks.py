@@ -14,7 +14,8 @@ NS_PER_MS = 1_000_000
 class WorkClock(Protocol):
     """Reads marks in the hot path and turns them into nanoseconds afterwards."""
 
-    read: Callable[[], Any]
+    @property
+    def read(self) -> Callable[[], Any]: ...
 
     def start(self) -> None: ...
 

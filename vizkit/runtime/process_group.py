@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed.distributed_c10d import GroupName
 
 from vizkit.runtime.board import Operation
 from vizkit.runtime.payloads import COLLECTIVES, MESSAGES, Method, first_tensor, num_bytes, num_elements
@@ -44,7 +45,7 @@ class RecordingProcessGroup(ProcessGroup):
     device_types: tuple[str, ...]
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta | None = None) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stubs lack this form
         limit = self.recorder.timeout
         if options is not None:
             options._timeout = limit if limit is not None else options._timeout
@@ -76,14 +77,14 @@ class RecordingProcessGroup(ProcessGroup):
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
-        self._inner._set_group_name(name)
+        self._inner._set_group_name(GroupName(name))
 
     def getGroupName(self) -> str:  # noqa: N802
         return self._name
 
     @property
-    def group_name(self) -> str:
-        return self._name
+    def group_name(self) -> GroupName:
+        return GroupName(self._name)
 
     @property
     def info(self) -> GroupInfo:
@@ -93,7 +94,7 @@ class RecordingProcessGroup(ProcessGroup):
             self._info = GroupInfo(self._name, members)
         return self._info
 
-    def _collective(self, name: str, method: Method, args: Any, kwargs: Any) -> Any:
+    def _collective(self, name: str, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self.recorder
         wall, mark = monotonic_ns(), recorder.read_clock()
         info = self._info or self.info
@@ -113,19 +114,20 @@ class RecordingProcessGroup(ProcessGroup):
         call = (next(recorder.numbers), kind, info, payload_bytes, peer, 0, split_bytes)
         return self._posted(call, slot, inner_work, is_async, wall, mark)
 
-    def _message(self, name: str, method: Method, args: Any, kwargs: Any) -> Any:
+    def _message(self, name: str, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self.recorder
         wall, mark = monotonic_ns(), recorder.read_clock()
         info = self._info or self.info
         from_anybody = name == "recv_anysource"
-        (tensors, *root), tag = (args[:1], args[1]) if from_anybody else (args[:2], args[2] if len(args) > 2 else 0)
-        peer = info.members[root[0]] if root else NONE
+        tensors, first, *rest = (*args, *kwargs.values())
+        tag = first if from_anybody else rest[0] if rest else 0
+        peer = NONE if from_anybody else info.members[first]
         slot = NONE
         if recorder.board is not None:
             me = recorder.rank
-            edge = (me, peer) if method.kind is SpanKind.SEND else (peer, me)
-            channel = _channel(info, *edge, tag)
-            members = (me, peer) if root else (me,)
+            source, destination = (me, peer) if method.kind is SpanKind.SEND else (peer, me)
+            channel = _channel_name(info, source, destination, tag)
+            members = (me,) if from_anybody else (me, peer)
             operation = _operation(method.kind, channel, self._messages[channel], members, tensors, peer)
             self._messages[channel] += 1
             slot = recorder.board.post(operation)
@@ -159,7 +161,7 @@ class RecordingProcessGroup(ProcessGroup):
         """A receive from anybody has found its sender: one more message has passed on that edge."""
         sender = self.info.members[source]
         self.recorder.sources[number] = sender
-        self._messages[_channel(self.info, sender, self.recorder.rank, tag)] += 1
+        self._messages[_channel_name(self.info, sender, self.recorder.rank, tag)] += 1
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
@@ -183,7 +185,7 @@ class RecordingProcessGroup(ProcessGroup):
         number = next(recorder.numbers)
         recorder.note_call((number, SpanKind.BARRIER, info, 0, NONE, 0, ()), None, wall, mark, False)
         try:
-            self._inner.monitored_barrier(*args, **kwargs)
+            self._inner.monitored_barrier(*args, **kwargs)  # type: ignore[attr-defined]
             recorder.note_done(number, slot)
         finally:
             if board is not None:
@@ -213,7 +215,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _channel(info: GroupInfo, source: int, destination: int, tag: int) -> str:
+def _channel_name(info: GroupInfo, source: int, destination: int, tag: int) -> str:
     return f"{info.name}:{source}>{destination}:{tag}"
 
 

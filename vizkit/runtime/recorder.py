@@ -222,7 +222,7 @@ class span(ContextDecorator):  # noqa: N801 - reads as a statement: with vk.span
     ...     pass
     >>> span("exchange", kind="all_reduce")
     Traceback (most recent call last):
-    vizkit.errors.InvalidInputError: kind='all_reduce': is not a kind of compute; use one of F, B, I, W, optimizer, compute, data
+    vizkit.errors.InvalidInputError: kind='all_reduce': is not a kind of compute; use one of F, B, I, W, ...
     """
 
     __slots__ = ("_depths", "_label")

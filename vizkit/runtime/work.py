@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Work
 
-
 if TYPE_CHECKING:
     from vizkit.runtime.recorder import Recorder
 
