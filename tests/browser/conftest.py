@@ -77,7 +77,8 @@ def visit(browser, request: pytest.FixtureRequest, screenshots: Path) -> Iterato
 
     context.route("**/*", guard)
     visit.page.on("websocket", lambda socket: stays_here(socket.url) or visit.left.append(socket.url))
-    visit.page.on("pageerror", lambda error: visit.errors.append(str(error)))
+    # Plotly rejects the promise of an animation that another one interrupts, without a reason: "undefined".
+    visit.page.on("pageerror", lambda error: str(error) == "undefined" or visit.errors.append(str(error)))
     yield visit
     visit.page.screenshot(path=screenshots / f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower()).strip('-')}.png")
     context.close()

@@ -27,6 +27,7 @@ CELLS = (
     LAUNCH,
     "vk.timeline(run.replay())",
 )
+PLAYER = "vk.widgets.player(run.replay())"
 PLOT = ".jp-NotebookPanel:not(.lm-mod-hidden) .js-plotly-plot"
 CURSOR = """plot => {
     const drawn = [...plot.querySelectorAll('.shapelayer path')].map(path => path.getAttribute('d')).join();
@@ -34,11 +35,8 @@ CURSOR = """plot => {
 }"""
 
 
-@pytest.fixture
-def notebook(lab: Lab) -> str:
-    """A learner's three cells."""
-    name = "mine.ipynb"
-    cells = [new_markdown_cell("# Mine"), *(new_code_cell(source) for source in CELLS)]
+def write_notebook(lab: Lab, name: str, *sources: str) -> str:
+    cells = [new_markdown_cell("# Mine"), *(new_code_cell(source) for source in sources)]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), lab.folder / name)
     return name
@@ -93,9 +91,9 @@ def wait_until_moved(visit: Visit, since: list) -> list:
 
 
 @pytest.mark.parametrize(("visit", "theme"), [("light", "light"), ("dark", "dark")], indirect=["visit"])
-def test_the_timeline_plays_pauses_and_scrubs(visit: Visit, lab: Lab, notebook: str, theme: str):
+def test_the_timeline_plays_pauses_and_scrubs(visit: Visit, lab: Lab, theme: str):
     """Four real ranks in a cell; play moves the cursor, pause holds it, a click on the slider puts it there."""
-    open_notebook(visit, lab, notebook, theme)
+    open_notebook(visit, lab, write_notebook(lab, f"timeline-{theme}.ipynb", *CELLS), theme)
     run_all(visit)
     assert "[6.0, 6.0, 6.0, 6.0]" in outputs(visit)
     visit.page.wait_for_selector(f"{PLOT} .slider-group")
@@ -121,6 +119,26 @@ def test_the_timeline_plays_pauses_and_scrubs(visit: Visit, lab: Lab, notebook: 
     early = wait_until_moved(visit, late)
     end = visit.page.evaluate(f"() => document.querySelector('{PLOT}').layout.shapes[0].x1")
     assert early[0] < 0.3 * end < 0.7 * end < late[0]
+    assert visit.errors == []
+
+
+def test_the_player_obeys_the_keyboard(visit: Visit, lab: Lab):
+    """Home, End and the arrows move the moment; the words beside it and the drawn cursor follow."""
+    open_notebook(visit, lab, write_notebook(lab, "player.ipynb", *CELLS[:2], PLAYER))
+    run_all(visit)
+    visit.page.wait_for_selector(f"{PLOT} .shapelayer path")
+    panel = visit.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    handle = panel.locator(".widget-slider .noUi-handle").first
+    handle.focus()
+    at_end = cursor(visit)
+    handle.press("Home")
+    at_start = wait_until_moved(visit, at_end)
+    assert at_start[0] == 0
+    assert "0 B moved" in panel.inner_text()
+    handle.press("ArrowRight")
+    later = wait_until_moved(visit, at_start)
+    assert 0 < later[0] < at_end[0]
+    assert "virtual clock" in panel.inner_text()
     assert visit.errors == []
 
 
