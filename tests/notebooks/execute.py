@@ -29,7 +29,7 @@ def execute(path: Path) -> NotebookNode:
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
         coalesce_streams=True,
-        store_widget_state=False,
+        store_widget_state=True,  # `clean` drops it; without it nbclient cannot serve an Output widget
     )
     client.execute()
     return clean(node)
