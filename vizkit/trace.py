@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -178,21 +178,6 @@ class Trace:
     counters: tuple[Counter, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     """Facts about the run that a reader should see beside the figure (backend, device, link)."""
-
-    if TYPE_CHECKING:  # served by __getattr__
-        rank: ClassVar[np.ndarray]
-        kind: ClassVar[np.ndarray]
-        start_ns: ClassVar[np.ndarray]
-        end_ns: ClassVar[np.ndarray]
-        stage: ClassVar[np.ndarray]
-        microbatch: ClassVar[np.ndarray]
-        payload_bytes: ClassVar[np.ndarray]
-        peer: ClassVar[np.ndarray]
-        operation: ClassVar[np.ndarray]
-        name: ClassVar[np.ndarray]
-        group: ClassVar[np.ndarray]
-        algorithm: ClassVar[np.ndarray]
-        split_bytes: ClassVar[np.ndarray]
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name in COLUMNS and "columns" in self.__dict__:
