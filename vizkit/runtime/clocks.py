@@ -19,6 +19,9 @@ class WorkClock(Protocol):
 
     def start(self) -> None: ...
 
+    def settle(self) -> None:
+        """Waits until all marks have been passed."""
+
     def work_ns(self, mark: Any) -> int:
         """Nanoseconds of work up to this mark; only differences mean something."""
 
@@ -32,6 +35,9 @@ class CpuClock:
     read = staticmethod(time.thread_time_ns)
 
     def start(self) -> None:
+        pass
+
+    def settle(self) -> None:
         pass
 
     def work_ns(self, mark: int) -> int:
@@ -59,8 +65,10 @@ class CudaClock:
         self._origin.synchronize()
         self._origin_host_ns = time.monotonic_ns()
 
+    def settle(self) -> None:
+        torch.cuda.synchronize()
+
     def work_ns(self, mark: torch.cuda.Event) -> int:
-        mark.synchronize()
         return round(self._origin.elapsed_time(mark) * NS_PER_MS)
 
     def wall_ns(self, mark: torch.cuda.Event, host_ns: int) -> int:

@@ -24,6 +24,7 @@ def rank_record(recorder: Recorder) -> RankRecord:
     """The record of everything between `recorder.start()` and `recorder.stop()`."""
     assert recorder.stopped is not None
     clock = recorder.clock
+    clock.settle()
 
     def resolved(wall: int, mark: Any) -> tuple[int, int]:
         return clock.wall_ns(mark, wall), clock.work_ns(mark)

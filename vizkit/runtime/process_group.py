@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 
 from vizkit.runtime.board import Operation
@@ -48,7 +48,7 @@ class RecordingProcessGroup(ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stubs lack this form
         limit = self.recorder.timeout
         if options is not None:
-            options._timeout = limit if limit is not None else options._timeout
+            options._timeout = options._timeout if limit is None else min(options._timeout, limit)
             self._real = self.real_class(store, rank, size, options)
         else:
             given = [t for t in (timeout, limit) if t is not None]
@@ -63,7 +63,7 @@ class RecordingProcessGroup(ProcessGroup):
         self._info: GroupInfo | None = None
         self._sequence = itertools.count()
         self._messages: Counter[str] = Counter()
-        self._coalesced: list[RecordedWork] | None = None
+        self._coalesced: list[tuple[int, int]] | None = None
 
     @property
     def options(self) -> Any:
@@ -136,7 +136,7 @@ class RecordingProcessGroup(ProcessGroup):
         recorded = self._posted(
             (number, method.kind, info, num_bytes(tensors), peer, tag, ()), slot, inner_work, True, wall, mark
         )
-        if from_anybody:
+        if from_anybody and recorded is not None:
             recorded.on_arrival = functools.partial(self._learn_source, number, tag)
         return recorded
 
@@ -148,12 +148,12 @@ class RecordingProcessGroup(ProcessGroup):
         """
         recorder = self.recorder
         recorded = None
+        if self._coalesced is not None:
+            self._coalesced.append((call[0], slot))
         if inner_work is not None:
             recorded = RecordedWork(inner_work, recorder, (call[0],), (slot,), is_async)
             if is_async and recorder.futures_tell_time and call[1] not in _TELLS_NOBODY:
                 recorded.watch()
-            if self._coalesced is not None:
-                self._coalesced.append(recorded)
         recorder.note_call(call, inner_work, wall, mark, is_async)
         return recorded
 
@@ -169,9 +169,12 @@ class RecordingProcessGroup(ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Any:
         """The one work that stands for all calls since `_start_coalescing`."""
-        inside, self._coalesced = self._coalesced or [], None
+        posted, self._coalesced = self._coalesced or [], None
         whole = super()._end_coalescing(device)
-        return None if whole is None else RecordedWork.all_of(whole, inside)
+        if whole is None or not posted:
+            return whole
+        calls, slots = zip(*posted, strict=True)
+        return RecordedWork(whole, self.recorder, calls, slots)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """Blocks without a work object, so the wait is noted here."""
@@ -245,6 +248,25 @@ def _recording(name: str, method: Method) -> Callable[..., Any]:
 
 for _name, _method in (COLLECTIVES | MESSAGES).items():
     setattr(RecordingProcessGroup, _name, _recording(_name, _method))
+
+
+def batching(batch_isend_irecv: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's function, posting as one what a backend can only run as one.
+
+    Torch does so for NCCL where the type of the group is `ProcessGroup` itself; posted one by one, two ranks that send
+    to each other first would wait for each other.
+    """
+
+    @functools.wraps(batch_isend_irecv)
+    def batched(p2p_op_list: list[Any]) -> Any:
+        group, device = p2p_op_list[0].group or distributed_c10d._get_default_group(), p2p_op_list[0].tensor.device
+        if not isinstance(group, RecordingProcessGroup) or not group._get_backend(device).supports_coalescing:
+            return batch_isend_irecv(p2p_op_list)
+        with distributed_c10d._coalescing_manager(group, device, async_ops=True) as manager:
+            batch_isend_irecv(p2p_op_list)
+        return manager.works
+
+    return batched
 
 
 def recording_class(recorder: Recorder, backend: str, real_class: type) -> type[RecordingProcessGroup]:

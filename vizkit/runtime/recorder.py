@@ -78,15 +78,18 @@ class Recorder:
     def install(self) -> None:
         """Puts recording process groups in the place of torch's, and marks backwards and optimizer steps."""
         import torch.distributed.distributed_c10d as c10d
-        from torch import autograd
+        from torch import autograd, distributed
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        from vizkit.runtime.process_group import recording_class
+        from vizkit.runtime.process_group import batching, recording_class
 
         os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
         for backend, name in (("gloo", "ProcessGroupGloo"), ("nccl", "ProcessGroupNCCL")):
             if real := getattr(c10d, name, None):
                 self._replace(c10d, name, recording_class(self, backend, real))
+        batched = batching(c10d.batch_isend_irecv)
+        for module in (c10d, distributed):
+            self._replace(module, "batch_isend_irecv", batched)
         for name in ("backward", "grad"):
             self._replace(autograd, name, self._marking_backward(getattr(autograd, name)))
         for handle in (

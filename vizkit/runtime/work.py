@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,6 @@ class RecordedWork(Work):
         self._calls = calls
         self._slots = slots
         self._is_async = is_async
-
-    @classmethod
-    def all_of(cls, work: Any, parts: Sequence[RecordedWork]) -> RecordedWork:
-        """The handle of calls that were posted as one."""
-        calls = tuple(call for part in parts for call in part._calls)
-        slots = tuple(slot for part in parts for slot in part._slots)
-        return cls(work, parts[0]._recorder, calls, slots) if parts else work
 
     def watch(self) -> None:
         """Notes the completion when it happens, from the backend's own thread."""
