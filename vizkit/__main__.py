@@ -19,6 +19,7 @@ LOSS_TOLERANCE = 1e-4
 
 def demo(arguments: argparse.Namespace) -> int:
     """Trains the digits on real ranks, prints what happened beside what theory says, and writes the page."""
+    check_demo(arguments)
     print(f"Training a digits CNN on {arguments.ranks} ranks, {arguments.steps} steps of {arguments.batch} samples ...")
     run = train_on(arguments.ranks, arguments)
     print(run, end="\n\n")
@@ -32,6 +33,30 @@ def demo(arguments: argparse.Namespace) -> int:
     size = bytes_text(len(page.encode()))
     print(f"\n{arguments.out} plays back the last {STEPS_SHOWN} steps; it needs no network ({size}).")
     return 0
+
+
+def check_demo(arguments: argparse.Namespace) -> None:
+    """Refuses what would fail only after the training, or on each rank at once."""
+    from vizkit.runtime.digits import NUM_TRAINING_SAMPLES
+
+    ranks, batch, folder = arguments.ranks, arguments.batch, arguments.out.absolute().parent
+    if batch % ranks:
+        below = max(ranks, batch - batch % ranks)
+        raise vk.InvalidInputError.because(
+            "batch", batch, f"must divide by the {ranks} ranks", f"use {below} or {below + ranks}"
+        )
+    if batch > NUM_TRAINING_SAMPLES:
+        raise vk.InvalidInputError.because(
+            "batch", batch, f"there are {NUM_TRAINING_SAMPLES} training samples", f"use {NUM_TRAINING_SAMPLES} or fewer"
+        )
+    if arguments.out.is_dir():
+        raise vk.InvalidInputError.because(
+            "out", str(arguments.out), "is a folder", "name a file in it, such as demo.html"
+        )
+    if not folder.is_dir():
+        raise vk.InvalidInputError.because(
+            "out", str(arguments.out), "its folder does not exist", f"make {folder} first"
+        )
 
 
 def train_on(num_ranks: int, arguments: argparse.Namespace) -> vk.Run:
@@ -92,7 +117,10 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; use 1 or more") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number}: must be at least 1; use 1 or more")
     return number

@@ -1,0 +1,127 @@
+"""`python -m vizkit` explains itself, refuses what cannot work, and reports by its exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import vizkit as vk
+from vizkit.__main__ import last_steps, main, mean_by_step
+from vizkit.runtime.digits import Lesson, digits, network
+from vizkit.runtime.fitness import Fact, Fitness
+
+
+@pytest.mark.parametrize(
+    ("words", "mentions"),
+    [
+        (["--help"], ["demo", "doctor", "make lab"]),
+        (
+            ["demo", "--help"],
+            ["--ranks", "--steps", "--batch", "--device", "--out", "(default: demo.html)", "no network"],
+        ),
+        (["doctor", "--help"], ["launches two ranks", "Exit status 1"]),
+    ],
+)
+def test_help_suffices(words: list[str], mentions: list[str], capsys: pytest.CaptureFixture[str]):
+    """Every option with its default, every exit status that is not plain."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert [mention for mention in mentions if mention not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: demo | doctor"),
+        (["dance"], "invalid choice: 'dance'"),
+        (["demo", "--ranks", "0"], "argument --ranks: 0: must be at least 1; use 1 or more"),
+        (["demo", "--steps", "-3"], "argument --steps: -3: must be at least 1; use 1 or more"),
+        (["demo", "--ranks", "four"], "argument --ranks: 'four' is not a whole number; use 1 or more"),
+    ],
+)
+def test_what_cannot_work_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    """Before anything starts, with exit status 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "--ranks", "500", "--batch", "1000"], "vizkit: world_size=500: one machine runs at most 64 ranks"),
+        (["demo", "--batch", "130"], "vizkit: batch=130: must divide by the 4 ranks; use 128 or 132"),
+        (["demo", "--batch", "3"], "vizkit: batch=3: must divide by the 4 ranks; use 4 or 8"),
+        (["demo", "--batch", "4000"], "vizkit: batch=4000: there are 1536 training samples; use 1536 or fewer"),
+        (["demo", "--out", "/"], "vizkit: out='/': is a folder; name a file in it, such as demo.html"),
+        (["demo", "--out", "/nowhere/demo.html"], "vizkit: out='/nowhere/demo.html': its folder does not exist"),
+    ],
+)
+def test_what_the_kit_refuses_has_no_traceback(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    """Value, rule, remedy, and exit status 2."""
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.parametrize(("remedy", "status"), [("", 0), ("Free some.", 1)])
+def test_the_doctors_exit_status(remedy: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys):
+    """A script can ask whether the machine is fit."""
+    monkeypatch.setattr(vk, "fitness", lambda: Fitness((Fact("disk", "1 MB", remedy),)), raising=False)
+    assert main(["doctor"]) == status
+    assert "disk" in capsys.readouterr().out
+
+
+def test_the_demo_on_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Few steps: the bytes are the ring's, the loss is one process's, and the page is there."""
+    page = tmp_path / "page.html"
+    assert main(["demo", "--ranks", "2", "--steps", "5", "--device", "cpu", "--out", str(page)]) == 0
+    said = capsys.readouterr().out
+    assert "2 ranks on cpu" in said
+    assert "(equal)" in said
+    assert "the same as one process at every step" in said
+    assert "last 3 steps" in said
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_the_demo_on_one_rank_has_no_traffic(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Nothing to reduce: 0 B, which is what the formula says too."""
+    assert main(["demo", "--ranks", "1", "--steps", "2", "--device", "cpu", "--out", str(tmp_path / "p.html")]) == 0
+    assert "0 B on the wire" in capsys.readouterr().out
+
+
+def test_the_digits_are_real_and_the_network_is_the_same_for_a_seed():
+    """1797 images from 0 to 1, ten classes; equal weights for equal seeds, others for another."""
+    images, labels = digits()
+    assert tuple(images.shape) == (1797, 1, 8, 8)
+    assert (float(images.min()), float(images.max())) == (0.0, 1.0)
+    assert sorted(set(labels.tolist())) == list(range(10))
+    first, again, other = (network(seed)[0].weight for seed in (0, 0, 1))
+    assert bool((first == again).all())
+    assert not bool((first == other).all())
+
+
+def test_the_mean_loss_is_over_ranks():
+    """Shards are equal, so the global batch's loss is the plain mean."""
+    lessons = [Lesson((1.0, 4.0), 0, 0, 0), Lesson((3.0, 0.0), 0, 0, 0)]
+    assert mean_by_step(lessons) == [2.0, 2.0]
+
+
+def test_the_last_steps_are_cut_rank_by_rank():
+    """From the end of one optimizer step to the end of another, for each rank at its own times."""
+    spans = [
+        vk.Span(rank, kind, start + delay, start + delay + 10)
+        for rank, delay in ((0, 0), (1, 3))
+        for step in range(4)
+        for kind, start in (("F", 100 * step), ("optimizer", 100 * step + 20))
+    ]
+    trace = vk.Trace.from_spans([*spans, vk.Span(1, "compute", 400, 500)], clock="virtual")
+    shown = last_steps(trace, 2)
+    assert [(span.rank, span.start_ns) for span in shown] == [
+        *((0, start) for start in (200, 220, 300, 320)),
+        *((1, start) for start in (203, 223, 303, 323)),
+    ]
+    assert len(last_steps(trace, 9)) == 16
