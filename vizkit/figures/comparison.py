@@ -20,6 +20,7 @@ from vizkit.figures.timeline import (
     GAP_PX,
     HEADER_PX,
     STRIP_PX,
+    legend_px,
     rank_axis,
     rows_px,
     share_axis,
@@ -115,8 +116,10 @@ def _one_legend_entry_each(drawn: list[BaseTraceType]) -> None:
 
 def _lay_out(fig: go.Figure, sides: list[_Side], title: str, duration: float) -> None:
     final = max(side.progress.final for side in sides)
-    heights = [rows_px(side.trace.world_size) for side in sides]
-    plot_px = sum(heights) + 2 * CAPTION_PX + GAP_PX + STRIP_PX
+    other_px = 2 * CAPTION_PX + GAP_PX + STRIP_PX
+    least_px = (legend_px(fig) - other_px) // 2
+    heights = [max(rows_px(side.trace.world_size), least_px) for side in sides]
+    plot_px = sum(heights) + other_px
     fig.layout = base_layout(title, "each trace from its own first span", plot_px + HEADER_PX + FOOTER_PX)
     fig.layout.margin.update(t=HEADER_PX, b=FOOTER_PX)
     top = plot_px

@@ -17,6 +17,7 @@ from vizkit.units import bytes_text
 
 STRIP_PX, GAP_PX, FOOTER_PX, HEADER_PX = 90, 26, 52, 84
 MAX_RANK_LABELS = 32
+LEGEND_ROW_PX = 20
 PLOT_SHARE = 0.945
 """What the rows take of the width left of the legend; the rest is for the labels of the utilisation."""
 
@@ -43,7 +44,7 @@ def timeline(trace: Trace, *, title: str | None = None, max_frames: int = 100) -
     progress = Progress.of(trace, start + times * (end - start))
     fig = go.Figure([*span_traces(trace, axis), *link_traces(trace, axis)])
     fig.add_traces(strip_traces(trace, progress, axis, ("y2", "y3")))
-    gantt_px = rows_px(trace.world_size)
+    gantt_px = max(rows_px(trace.world_size), legend_px(fig) - GAP_PX - STRIP_PX)
     plot_px = gantt_px + GAP_PX + STRIP_PX
     fig.layout = base_layout(heading, subtitle(trace), plot_px + HEADER_PX + FOOTER_PX)
     duration = (end - start) / axis.ns_per_unit
@@ -75,6 +76,11 @@ def moment_labels(progress: Progress, axis: TimeAxis, moments: np.ndarray) -> li
 def rows_px(world_size: int) -> int:
     """Height of all rows together in pixels: roomy for few ranks, capped for many."""
     return max(110, min(world_size * 62, 260 + world_size * 11))
+
+
+def legend_px(fig: go.Figure) -> int:
+    """Height of the legend, which scrolls where the plot is lower."""
+    return LEGEND_ROW_PX * sum(trace.showlegend is not False for trace in fig.data)
 
 
 def time_axis(axis: TimeAxis, duration: float, anchor: str) -> dict[str, object]:
