@@ -30,10 +30,9 @@ def num_bytes(tensors: Any) -> int:
     >>> num_bytes([torch.zeros(3), [torch.zeros(2, dtype=torch.int64)]])
     28
     """
-    try:
-        return tensors.nbytes
-    except AttributeError:
+    if isinstance(tensors, (list, tuple)):
         return num_bytes(tensors[0]) if len(tensors) == 1 else sum(map(num_bytes, tensors))
+    return tensors.nbytes
 
 
 def num_elements(tensors: Any) -> int:

@@ -200,13 +200,12 @@ def _operation(
     kind: SpanKind, key: str, sequence: int, members: tuple[int, ...], tensors: Any, peer: int, detail: str = ""
 ) -> Operation:
     """What the board compares between ranks."""
-    tensor = first_tensor(tensors)
+    alone = tensors[0] if isinstance(tensors, list) and len(tensors) == 1 else tensors
+    tensor = alone if isinstance(alone, torch.Tensor) else first_tensor(alone)
     if tensor is None:
         return Operation(kind, key, sequence, members, peer=peer, detail=detail)
-    dtype, shape = _dtype_name(tensor.dtype), tuple(tensor.shape)
-    is_alone = tensors is tensor or (len(tensors) == 1 and tensors[0] is tensor)
-    numel = tensor.numel() if is_alone else num_elements(tensors)
-    return Operation(kind, key, sequence, members, dtype, shape, numel, peer, detail)
+    numel = tensor.numel() if tensor is alone else num_elements(alone)
+    return Operation(kind, key, sequence, members, _dtype_name(tensor.dtype), tensor.shape, numel, peer, detail)
 
 
 @functools.cache
