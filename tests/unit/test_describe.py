@@ -36,6 +36,16 @@ def test_bytes_on_the_wire_stand_beside_the_payload():
     assert "On the wire: 6 kB for 1 kB of payload. 1 all-reduce (6 kB)." in vk.describe(trace)
 
 
+def test_a_send_to_nobody_known_is_drawn_but_not_counted():
+    """Profilers' files name no receiver: the figures stand, and the summary says what it leaves out."""
+    spans = [Span(0, "send", 0, MS, payload_bytes=10), Span(0, "send", MS, 2 * MS, payload_bytes=5, peer=1)]
+    trace = Trace.from_spans(spans, clock="wall", world_size=2)
+    lines = vk.describe(vk.timeline(trace)).splitlines()
+    assert "On the wire: 5 B for 5 B of payload. 1 send (5 B)." in lines
+    assert "1 send without a known receiver not counted." in lines
+    assert vk.traffic_map(trace).data[0].customdata.sum() == 5
+
+
 def test_straggler_is_named():
     """Rank 1 comes 8 ms late to an all-reduce; ranks 0 and 2 wait for it."""
     spans = [Span(r, "all_reduce", 9 * MS if r == 1 else MS, 10 * MS, operation=0) for r in range(3)]

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from vizkit import metrics
 from vizkit.errors import InvalidInputError
+from vizkit.figures.strip import with_known_ways
 from vizkit.figures.theme import CLOCK_MEANINGS, STYLES, duration_text
 from vizkit.trace import SpanKind, Trace
 from vizkit.units import bytes_text
@@ -93,7 +94,10 @@ def _time_by_rank(trace: Trace) -> list[str]:
 
 
 def _bytes(trace: Trace) -> list[str]:
-    traffic = metrics.traffic(trace)
+    known = with_known_ways(trace)
+    traffic = metrics.traffic(known)
+    if len(known) < len(trace):
+        return [*_bytes(known), f"{counted(len(trace) - len(known), 'send')} without a known receiver not counted."]
     if not traffic.total_wire_bytes and not traffic.operations:
         return ["No bytes moved between ranks."]
     by_kind = ", ".join(

@@ -10,10 +10,16 @@ import plotly.graph_objects as go
 
 from vizkit import metrics
 from vizkit.figures.theme import BLUE, GREEN, TimeAxis
-from vizkit.trace import COMMUNICATION_KINDS, Trace
+from vizkit.trace import COMMUNICATION_KINDS, SpanKind, Trace
 from vizkit.units import bytes_text
 
 MAX_POINTS = 400
+
+
+def with_known_ways(trace: Trace) -> Trace:
+    """The trace without sends that name no receiver, which a profiler's file may hold: nobody knows their way."""
+    nameless = trace.is_kind(SpanKind.SEND) & (trace.peer < 0)
+    return trace.filter(~nameless) if nameless.any() else trace
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Progress:
         if len(arrivals) > MAX_POINTS:
             arrivals = np.linspace(start, end, MAX_POINTS).astype(np.int64)
         times = np.unique(np.concatenate([[start, end], arrivals, np.rint(wanted_ns).astype(np.int64)]))
-        return cls(times, metrics.traffic_over_time(trace, times).sum(axis=(1, 2)))
+        return cls(times, metrics.traffic_over_time(with_known_ways(trace), times).sum(axis=(1, 2)))
 
     def at(self, times_ns: np.ndarray) -> np.ndarray:
         """Bytes by each time; exact for times that were wanted."""

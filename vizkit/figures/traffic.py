@@ -11,6 +11,7 @@ from vizkit import metrics
 from vizkit.figures.animation import PLAY_SECONDS, add_frames, frame_times
 from vizkit.figures.describe import remember, summarise
 from vizkit.figures.empty import nothing_to_show
+from vizkit.figures.strip import with_known_ways
 from vizkit.figures.theme import (
     AXIS_STYLE,
     CLOCK_MEANINGS,
@@ -49,7 +50,7 @@ def traffic_map(trace: Trace, *, title: str | None = None, max_frames: int = 40)
     start, _ = trace.extent_ns
     axis, size = TimeAxis.spanning(*trace.extent_ns), trace.world_size
     moments_ns = start + np.rint(times * trace.duration_ns).astype(np.int64)
-    history = metrics.traffic_over_time(trace, moments_ns)
+    history = metrics.traffic_over_time(with_known_ways(trace), moments_ns)
     final = history[-1]
     logarithmic = _is_logarithmic(final)
     top = float(final.max(initial=0))

@@ -40,9 +40,13 @@ class Player(ipywidgets.VBox):
     """A figure under ipywidgets controls; `picture`, `slider`, `moment` and `summary` are its parts."""
 
     def __init__(self, trace_or_fig: Trace | go.Figure) -> None:
-        is_trace = isinstance(trace_or_fig, Trace)
-        self.figure = timeline(trace_or_fig) if is_trace else trace_or_fig
-        self.picture = zoomable_timeline(trace_or_fig, self.figure) if is_trace else as_widget(self.figure)
+        self.figure: go.Figure
+        if isinstance(trace_or_fig, Trace):
+            self.figure = timeline(trace_or_fig)
+            self.picture = zoomable_timeline(trace_or_fig, self.figure)
+        else:
+            self.figure = trace_or_fig
+            self.picture = as_widget(trace_or_fig)
         self.summary = ipywidgets.HTML(_preformatted(describe(self.figure)))
         self._labels: list[str] = []
         super().__init__([*self._controls(), self.picture, self.summary])
