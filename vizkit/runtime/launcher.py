@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vizkit.errors import InvalidInputError
@@ -16,7 +19,7 @@ from vizkit.runtime.device import Placement, count_gpus, place
 from vizkit.runtime.limits import available_cores, available_memory_bytes
 from vizkit.runtime.nursery import nursery
 from vizkit.runtime.run import Run
-from vizkit.runtime.supervisor import Supervisor, rendezvous
+from vizkit.runtime.supervisor import Supervisor
 from vizkit.runtime.worker import Setup
 
 RANK_BYTES = 40_000_000  # private memory of an idle rank; what it shares with the others is not counted
@@ -149,8 +152,6 @@ def _check(fn: Any, timeout_s: Any, seed: Any) -> None:
 
 def rank_environment(base: dict[str, str], rank: int, world_size: int, placement: Placement) -> dict[str, str]:
     """Environment of a rank: the notebook's, torch's names for ranks, and loopback as the only interface."""
-    import sys
-
     interface = LOOPBACK.get(sys.platform)
     ours = {
         "RANK": str(rank),
@@ -169,3 +170,10 @@ def rank_environment(base: dict[str, str], rank: int, world_size: int, placement
         "TORCH_NCCL_ENABLE_TIMING": "1",
     }
     return defaults | base | ours
+
+
+@contextlib.contextmanager
+def rendezvous() -> Iterator[str]:
+    """Path of a file over which the ranks of one launch find each other: no port, no host name."""
+    with tempfile.TemporaryDirectory(prefix="vizkit-", ignore_cleanup_errors=True) as folder:
+        yield os.path.join(folder, "store")

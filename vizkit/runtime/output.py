@@ -11,7 +11,7 @@ import io
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TextIO
 
 TAG_START, TAG_END = b"\x1e", b"\x1f"
@@ -64,15 +64,12 @@ class Line(NamedTuple):
     number: int
     rank: int
     text: str
-    is_error: bool
 
 
 class LineReader:
-    """Turns the bytes of one rank's stream into lines with their epochs."""
+    """Turns the bytes of one stream of one rank into lines with their epochs."""
 
-    def __init__(self, rank: int, is_error: bool) -> None:
-        self.rank = rank
-        self.is_error = is_error
+    def __init__(self) -> None:
         self._rest = b""
         self._epoch = 0
 
@@ -82,7 +79,7 @@ class LineReader:
 
     def end(self) -> Iterator[tuple[int, str]]:
         rest, self._rest = self._rest, b""
-        return iter([self._parse(rest)] if rest else [])
+        return map(self._parse, [rest] if rest else [])
 
     def _parse(self, line: bytes) -> tuple[int, str]:
         # what a C library or a child process wrote carries no tag and belongs to the rank's last epoch
@@ -96,22 +93,17 @@ class LineReader:
 
 
 class OrderedLines:
-    """Holds lines back until their place is sure.
-
-    `logs[rank]` has all lines of a rank as they came.
-    """
+    """Holds lines of one stream back until their place is sure."""
 
     def __init__(self, world_size: int) -> None:
         self._waiting: list[deque[Line]] = [deque() for _ in range(world_size)]
         self._position = [(0, 0)] * world_size  # epoch and number that the rank's next line has at the least
-        self.logs: list[list[str]] = [[] for _ in range(world_size)]
 
-    def add(self, rank: int, epoch: int, text: str, is_error: bool = False) -> None:
+    def add(self, rank: int, epoch: int, text: str) -> None:
         self.advance(rank, epoch)
         epoch, number = self._position[rank]
-        self._waiting[rank].append(Line(epoch, number, rank, text, is_error))
+        self._waiting[rank].append(Line(epoch, number, rank, text))
         self._position[rank] = (epoch, number + 1)
-        self.logs[rank].append(text)
 
     def advance(self, rank: int, epoch: int) -> None:
         """No line of `rank` with a smaller epoch will come any more."""
@@ -137,23 +129,49 @@ class OrderedLines:
                 return
             yield self._waiting[first.rank].popleft()
 
-    def flush(self) -> Iterator[Line]:
-        """All lines that are left, in order."""
-        for rank in range(len(self._waiting)):
-            self.end(rank)
-        yield from self.ready()
+
+class Transcript:
+    """The output of all ranks of a launch: standard output and standard error, each in its own order.
+
+    `logs[rank]` has all lines of a rank as they came.
+    """
+
+    def __init__(self, world_size: int, streams: Sequence[TextIO]) -> None:
+        self._streams = streams
+        self._lines = [OrderedLines(world_size) for _ in streams]
+        self._readers = [[LineReader() for _ in range(world_size)] for _ in streams]
+        self.logs: list[list[str]] = [[] for _ in range(world_size)]
+
+    def feed(self, rank: int, stream: int, data: bytes) -> None:
+        """Take what `rank` has written to stream 0 or 1; no data means that the stream has ended."""
+        reader, lines = self._readers[stream][rank], self._lines[stream]
+        for epoch, text in reader.feed(data) if data else reader.end():
+            lines.add(rank, epoch, text)
+            self.logs[rank].append(text)
+        if not data:
+            lines.end(rank)
+
+    def advance(self, rank: int, epoch: int) -> None:
+        """No line of `rank` with a smaller epoch will come any more."""
+        for lines in self._lines:
+            lines.advance(rank, epoch)
+
+    def end(self, rank: int) -> None:
+        """`rank` will write no more."""
+        for stream in range(len(self._streams)):
+            self.feed(rank, stream, b"")
+
+    def show(self) -> None:
+        """Write the lines whose place is sure."""
+        for stream, lines in zip(self._streams, self._lines, strict=True):
+            if text := "".join(f"{tag(line)}\n" for line in lines.ready()):
+                stream.write(text)
 
 
 def tag(line: Line) -> str:
     """How a line stands in the cell.
 
-    >>> tag(Line(0, 0, 3, "hello", False))
+    >>> tag(Line(0, 0, 3, "hello"))
     '[rank 3] hello'
     """
     return f"[rank {line.rank}] {line.text}"
-
-
-def show(lines: Iterable[Line], streams: Sequence[TextIO]) -> None:
-    """Write lines to `streams`: standard output first, standard error second."""
-    for line in lines:
-        streams[line.is_error].write(tag(line) + "\n")

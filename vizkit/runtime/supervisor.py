@@ -8,9 +8,8 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -18,7 +17,8 @@ from vizkit.errors import CollectiveMismatchError, RankFailedError, RanksStuckEr
 from vizkit.runtime import diagnosis, transport
 from vizkit.runtime.board import Board, create_board
 from vizkit.runtime.nursery import Nursery, RankProcess
-from vizkit.runtime.output import LineReader, OrderedLines, show
+from vizkit.runtime.output import Transcript
+from vizkit.runtime.processes import exit_text, processor_ticks
 from vizkit.runtime.progress import PatientBar, bar_for_this_place
 from vizkit.runtime.worker import STACK_SIGNAL, Failure, Message, Setup
 from vizkit.runtime.worker import main as rank_main
@@ -28,7 +28,7 @@ QUIET_S = 0.8  # no rank has entered or left a communication for so long: look w
 GRACE_S = 0.4  # after a first failure, for the one that caused it to be heard too
 STOP_S = 1.0  # from asking a rank to stop until it is killed
 READ_BYTES = 1 << 16
-STANDARD_STREAMS = (1, 2)
+READS_A_VISIT = 32
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class RankHandle:
     process: RankProcess
     channel: socket.socket
     stacks: int
-    outputs: dict[int, LineReader] = field(default_factory=dict)  # by descriptor; empty once both have closed
+    outputs: dict[int, int] = field(default_factory=dict)  # descriptor of a pipe: stream 0 (output) or 1 (error)
     answered: bool = False
     failure: Failure | None = None
     exited: bool = False
@@ -60,7 +60,7 @@ class Supervisor:
         self._handles: list[RankHandle] = []
         self._answers: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
-        self._lines = OrderedLines(len(setups))
+        self._transcript = Transcript(len(setups), (sys.stdout, sys.stderr))
         self._bar = PatientBar(bar_for_this_place())
         self._board_file = transport.anonymous_file("board")
         create_board(len(setups), self._board_file)
@@ -78,9 +78,8 @@ class Supervisor:
             if isinstance(error, KeyboardInterrupt) and not error.args:
                 error.args = (self._stop_text(),)
         finally:
-            self._drain()
             self._bar.close()
-            show(self._lines.flush(), (sys.stdout, sys.stderr))
+            self._show_all()
             for handle in self._handles:
                 for descriptor in (*handle.outputs, handle.stacks):
                     os.close(descriptor)
@@ -91,40 +90,48 @@ class Supervisor:
 
     @property
     def logs(self) -> list[str]:
-        return ["".join(f"{line}\n" for line in lines) for lines in self._lines.logs]
+        return ["".join(f"{line}\n" for line in lines) for lines in self._transcript.logs]
 
     def start(self) -> None:
         for setup in self._setups:
-            self._handles.append(self._start(setup))
+            self._start(setup)
 
-    def _start(self, setup: Setup) -> RankHandle:
+    def _start(self, setup: Setup) -> None:
         here, there = socket.socketpair()
+        try:
+            process = self._nursery.start(rank_main, (there,), f"vizkit-rank-{setup.rank}")
+            stacks = transport.anonymous_file("stacks")
+            self._handles.append(handle := RankHandle(setup.rank, process, here, stacks))
+        except BaseException:
+            here.close()  # a rank that has been born already ends when it finds nobody here
+            raise
+        finally:
+            there.close()
+        self._hand_over(handle, setup)
+
+    def _hand_over(self, handle: RankHandle, setup: Setup) -> None:
+        """Send a new rank all that it needs, and listen to it from now on."""
         pipes = [os.pipe(), os.pipe()]
-        stacks = transport.anonymous_file("stacks")
         described = transport.pack(setup, "setup")
-        process = self._nursery.start(rank_main, (there,), f"vizkit-rank-{setup.rank}")
-        there.close()
-        handle = RankHandle(setup.rank, process, here, stacks)
         files = {
             Message.SETUP: described,
             Message.CALL: self._call,
             Message.BOARD: self._board_file,
-            Message.STACKS: stacks,
+            Message.STACKS: handle.stacks,
             Message.STDOUT: pipes[0][1],
             Message.STDERR: pipes[1][1],
         }
         with contextlib.suppress(ConnectionError):  # a rank that is dead already is reported by its exit
             for tag, descriptor in files.items():
-                transport.send_file(here, tag, descriptor)
+                transport.send_file(handle.channel, tag, descriptor)
         os.close(described)
-        for is_error, (reader, writer) in enumerate(pipes):
+        for stream, (reader, writer) in enumerate(pipes):
             os.close(writer)
             os.set_blocking(reader, False)
-            handle.outputs[reader] = LineReader(setup.rank, bool(is_error))
+            handle.outputs[reader] = stream
             self._selector.register(reader, selectors.EVENT_READ, handle)
-        self._selector.register(here, selectors.EVENT_READ, handle)
-        self._selector.register(process.sentinel, selectors.EVENT_READ, handle)
-        return handle
+        self._selector.register(handle.channel, selectors.EVENT_READ, handle)
+        self._selector.register(handle.process.sentinel, selectors.EVENT_READ, handle)
 
     def wait(self) -> list[Any]:
         """What each rank answered, in order of ranks; raises `RankFailedError` or `RanksStuckError`."""
@@ -139,13 +146,13 @@ class Supervisor:
         epochs = [self._board.posted_by(handle.rank) for handle in self._handles]
         # epochs first, pipes second: whatever a rank printed before it entered an epoch is in its pipe by then
         events = self._selector.select(POLL_S)
-        self._drain()
-        for rank, epoch in enumerate(epochs):
-            self._lines.advance(rank, epoch)
-        show(self._lines.ready(), (sys.stdout, sys.stderr))
+        for handle, epoch in zip(self._handles, epochs, strict=True):
+            if self._drain(handle):
+                self._transcript.advance(handle.rank, epoch)
+        self._transcript.show()
         self._bar.update(self._board.progress_of(handle.rank) for handle in self._handles)
         for key, _ in events:
-            handle: RankHandle = key.data
+            handle = key.data
             if key.fileobj is handle.channel:
                 self._hear(handle)
             elif key.fileobj == handle.process.sentinel:
@@ -154,23 +161,32 @@ class Supervisor:
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(handle.process.sentinel)
 
-    def _drain(self) -> None:
-        for handle in self._handles:
-            for descriptor, reader in list(handle.outputs.items()):
-                self._read(handle, descriptor, reader)
+    def _drain(self, handle: RankHandle) -> bool:
+        """Read what a rank has written; False where it writes faster than one visit can read."""
+        drained = [self._read(handle, descriptor, stream) for descriptor, stream in list(handle.outputs.items())]
+        return all(drained)
 
-    def _read(self, handle: RankHandle, descriptor: int, reader: LineReader) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(descriptor, READ_BYTES):
-                for epoch, text in reader.feed(data):
-                    self._lines.add(handle.rank, epoch, text, reader.is_error)
-            for epoch, text in reader.end():
-                self._lines.add(handle.rank, epoch, text, reader.is_error)
-            self._selector.unregister(descriptor)
-            os.close(descriptor)
-            del handle.outputs[descriptor]
-            if not handle.outputs:
-                self._lines.end(handle.rank)
+    def _read(self, handle: RankHandle, descriptor: int, stream: int) -> bool:
+        for _ in range(READS_A_VISIT):
+            try:
+                data = os.read(descriptor, READ_BYTES)
+            except BlockingIOError:
+                return True
+            self._transcript.feed(handle.rank, stream, data)
+            if not data:
+                self._selector.unregister(descriptor)
+                os.close(descriptor)
+                del handle.outputs[descriptor]
+                return True
+        return False
+
+    def _show_all(self) -> None:
+        """Show what ranks that have ended have left to show."""
+        for handle in self._handles:
+            while not self._drain(handle):
+                pass
+            self._transcript.end(handle.rank)
+        self._transcript.show()
 
     def _hear(self, handle: RankHandle) -> None:
         """Take what a rank has sent, if anything."""
@@ -190,8 +206,9 @@ class Supervisor:
         if tag == Message.RESULT:
             self._answers[handle.rank] = descriptor
             handle.answered = True
-            self._drain()
-            self._lines.end(handle.rank)
+            while not self._drain(handle):
+                pass
+            self._transcript.end(handle.rank)
         else:
             handle.failure = transport.unpack(descriptor)
             os.close(descriptor)
@@ -285,9 +302,7 @@ class Supervisor:
         # a rank that is blocked inside the backend cannot hear that it should stop
         deaf = {blocked.rank for blocked in stuck} | {s.rank for s in snapshots if s.waiting}
         self.stop(deaf)
-        self._drain()
-        for handle in self._handles:
-            self._lines.end(handle.rank)
+        self._show_all()
         for other in consequences:
             fates[other] += " (a consequence)"
         for other in self._killed:
@@ -313,20 +328,23 @@ class Supervisor:
     def stop(self, deaf: Collection[int] = ()) -> None:
         """End all ranks: let go those that are done, kill `deaf` ones, ask the others, and kill them after a moment."""
         for handle in self._handles:
-            if handle.over:
-                handle.channel.close()
-            elif handle.rank in deaf:
+            with contextlib.suppress(OSError):
+                handle.channel.shutdown(socket.SHUT_WR)  # a rank that is done waits for this
+            if handle.rank in deaf:
                 self._signal(handle, signal.SIGKILL)
-            else:
+            elif not handle.over:
                 self._signal(handle, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
         for handle in self._handles:
             while handle.process.is_alive() and time.monotonic() < deadline:
                 handle.process.join(POLL_S / 5)
-                self._drain()  # a rank that is blocked on a full pipe could not leave
+                self._drain(handle)  # a rank that is blocked on a full pipe could not leave
             if handle.process.is_alive():
                 handle.process.kill()
                 self._killed.append(handle.rank)
+            if handle.process.pid:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(handle.process.pid, signal.SIGKILL)  # what the rank itself has started
             handle.process.join()
 
     def _stop_text(self) -> str:
@@ -339,32 +357,3 @@ class Supervisor:
         if handle.process.pid and handle.process.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(handle.process.pid, number)
-
-
-def exit_text(code: int | None) -> str:
-    """How a process without a result ended.
-
-    >>> exit_text(0), exit_text(-9)
-    ('exited with code 0 and has no result', 'was killed by SIGKILL')
-    """
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code} and has no result"
-
-
-def processor_ticks(pid: int | None) -> int:
-    """Processor time that a process has used, in the system's ticks; −2 where that cannot be read."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-        return int(fields[11]) + int(fields[12])
-    except (OSError, IndexError):
-        return -2
-
-
-@contextlib.contextmanager
-def rendezvous() -> Iterator[str]:
-    """Path of a file over which the ranks of one launch find each other: no port, no host name."""
-    with tempfile.TemporaryDirectory(prefix="vizkit-", ignore_cleanup_errors=True) as folder:
-        yield os.path.join(folder, "store")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import enum
 import faulthandler
@@ -24,6 +25,7 @@ from vizkit.runtime.device import DEVICE_ENV
 from vizkit.runtime.output import TaggedStream
 
 ORPHANED = 9
+PR_SET_PDEATHSIG = 1
 STACK_SIGNAL = signal.SIGUSR1
 
 
@@ -82,6 +84,8 @@ class Failure:
 
 def main(channel: socket.socket) -> None:
     """Be a rank; never returns."""
+    os.setpgid(0, 0)  # whatever this rank starts ends with its group
+    _die_with_parent()
     files = dict(_receive(channel) for _ in range(6))
     setup: Setup = transport.unpack(files[Message.SETUP])
     board = Board(files[Message.BOARD], setup.world_size, setup.rank)
@@ -118,6 +122,12 @@ def _redirect(stdout: int, stderr: int, board: Board) -> tuple[TaggedStream, Tag
     streams = TaggedStream(1, lambda: board.posted), TaggedStream(2, lambda: board.posted)
     sys.stdout, sys.stderr = streams
     return streams
+
+
+def _die_with_parent() -> None:
+    """Where the system can, have it end this process with the one that bore it, whatever this one is busy with."""
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_with_parent() -> None:

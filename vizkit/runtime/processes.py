@@ -1,0 +1,28 @@
+"""What the system tells about a rank's process."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+
+def exit_text(code: int | None) -> str:
+    """How a process without a result ended.
+
+    >>> exit_text(0), exit_text(-9)
+    ('exited with code 0 and has no result', 'was killed by SIGKILL')
+    """
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code} and has no result"
+
+
+def processor_ticks(pid: int | None) -> int:
+    """Processor time that a process has used, in the system's ticks; −2 where that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, IndexError):
+        return -2
