@@ -6,6 +6,7 @@ Names resolve when they are first used, so that `import vizkit` loads neither to
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -62,3 +63,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if "ipykernel" in sys.modules:  # the first launch in a notebook then does not wait for torch to be imported
+    from vizkit.runtime.nursery import nursery
+
+    nursery().warm_in_background()
