@@ -126,7 +126,7 @@ def test_the_player_obeys_the_keyboard(visit: Visit, lab: Lab):
     """Home, End and the arrows move the moment; the words beside it and the drawn cursor follow."""
     open_notebook(visit, lab, write_notebook(lab, "player.ipynb", *CELLS[:2], PLAYER))
     run_all(visit)
-    visit.page.wait_for_selector(f"{PLOT} .shapelayer path")
+    visit.page.wait_for_selector(f"{PLOT} .shapelayer path", state="attached")
     panel = visit.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
     handle = panel.locator(".widget-slider .noUi-handle").first
     handle.focus()
