@@ -63,7 +63,7 @@ def train(
     images: torch.Tensor,
     labels: torch.Tensor,
     *,
-    num_steps: int = 100,
+    num_steps: int = 80,
     global_batch: int = 128,
     learning_rate: float = 0.05,
 ) -> Lesson:
