@@ -197,37 +197,44 @@ FAULTS = [
         different_collectives,
         FAILED,
         0,
-        r"rank 0 does not fit the others: in operation 1 of group \(0, 1, 2, 3\), rank \d calls \w+ but rank \d calls "
-        r"\w+; all ranks of a group call the same collectives in the same order",
+        r"rank 0 does not fit the others: in operation 1 of group \(0, 1, 2, 3\), rank 0 calls broadcast but "
+        r"rank 1 calls "
+        r"all_reduce; all ranks of a group have to call the same collectives in the same order",
     ),
     Fault(
-        different_roots, FAILED, 3, r"rank 3 does not fit the others: .*broadcast with root \d.*broadcast with root \d"
+        different_roots,
+        FAILED,
+        3,
+        r"rank 3 does not fit the others: .*, rank 0 calls broadcast with root 0 but rank 3 calls broadcast "
+        r"with root 1; ",
     ),
     Fault(
         different_reductions,
         FAILED,
         1,
-        r"rank 1 does not fit the others: .*all_reduce\((SUM|MAX)\).*all_reduce\((SUM|MAX)\)",
+        r"rank 1 does not fit the others: .*, rank 0 calls all_reduce with SUM but rank 1 calls all_reduce with MAX; ",
     ),
     Fault(
         mismatched_shapes,
         FAILED,
         2,
-        r"rank 2 does not fit the others: in operation 1 of group \(0, 1, 2, 3\), rank \d passes a float32 tensor of "
-        r"shape \[\d\] but rank \d passes a float32 tensor of shape \[\d\]; give all_reduce the same dtype and number of ",
+        r"rank 2 does not fit the others: .*, rank 0 passes float32 \[4\] but rank 2 passes float32 \[5\]; the "
+        r"dtype and "
+        r"the number of elements have to be the same on each rank",
     ),
     Fault(
         mismatched_dtypes,
         FAILED,
         1,
-        r"rank 1 does not fit the others: .*(int32|float32) tensor.*(int32|float32) tensor",
+        r"rank 1 does not fit the others: .*, rank 0 passes float32 \[4\] but rank 1 passes int32 \[4\]; ",
     ),
     Fault(
         mismatched_message,
         FAILED,
         1,
-        r"rank 1 does not fit the others: in a message between ranks 0 and 1, rank 1 receives a float32 tensor of shape "
-        r"\[5\] but rank 0 sends a float32 tensor of shape \[4\]",
+        r"ranks 0 and 1 do not fit together: in message 1 between the two, rank 0 sends float32 \[4\] but rank "
+        r"1 receives "
+        r"float32 \[5\]; ",
     ),
     Fault(
         all_send_first,

@@ -8,7 +8,7 @@ import pytest
 
 from vizkit.errors import CollectiveMismatchError
 from vizkit.runtime.board import Board, Operation, State, create_board
-from vizkit.runtime.diagnosis import at_fault, cycle, doomed, minority, stuck_text
+from vizkit.runtime.diagnosis import at_fault, cycle, doomed, misfit, stuck_text
 from vizkit.runtime.transport import anonymous_file
 from vizkit.trace import SpanKind
 
@@ -128,7 +128,15 @@ def test_the_rank_that_differs_from_all_others_is_at_fault(odd: int, order: tupl
         except CollectiveMismatchError:
             found.append(rank)
     assert found
-    assert {minority(rank, ranks.notebook.snapshots()) for rank in found} == {odd}
+    first, second = (odd, min(rank for rank in ALL if rank != odd))
+    shapes = {rank: 5 if rank == odd else 4 for rank in ALL}
+    lower, higher = sorted((first, second))
+    expected = (
+        f"rank {odd} does not fit the others: in operation 1 of group (0, 1, 2), "
+        f"rank {lower} passes float32 [{shapes[lower]}] but rank {higher} passes float32 [{shapes[higher]}]; "
+        "the dtype and the number of elements have to be the same on each rank"
+    )
+    assert {misfit(rank, ranks.notebook.snapshots()) for rank in found} == {(odd, expected)}
 
 
 def test_a_long_run_does_not_confuse_old_operations_with_new_ones() -> None:

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -164,6 +166,19 @@ def test_a_cpu_build_within_pips_reach_is_preferred(installation):
     assert "takes the CUDA build, several GB" in done.stdout
 
 
+def status_of(url: str, *, within_s: float = 20) -> int:
+    """The page's HTTP status; JupyterLab prints its address a moment before it listens."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            with urllib.request.urlopen(url) as page:
+                return page.status
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 @pytest.mark.slow
 def test_lab_starts_where_the_port_is_taken(checkout: Path):
     """As whoever runs the tests (root in a container): it prints an address on another port, opens the first notebook,
@@ -191,8 +206,7 @@ def test_lab_starts_where_the_port_is_taken(checkout: Path):
             )
             assert "/lab/tree/00_start_here.ipynb?token=" in url
             assert f":{port}/" not in url
-            with urllib.request.urlopen(url) as page:
-                assert page.status == 200
+            assert status_of(url) == 200
             listening = {
                 connection.laddr.ip
                 for process in processes_with(mark)

@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -247,54 +248,59 @@ def _read_slot(memory: mmap.mmap, offset: int) -> Posted:
     return Posted(key, sequence, KINDS[kind], bool(finished), members, numel, peer, tuple(dims[:ndim]), dtype, detail)
 
 
-def counted(kind: SpanKind, sequence: int) -> str:
-    """How an operation is called in messages: its name and its number in its group, from 1 on."""
-    return f"{kind.value} {sequence + 1}"
+Entered = Operation | Posted
+_VERBS = {SpanKind.SEND: "sends", SpanKind.RECEIVE: "receives"}
 
 
-def mismatch(mine: Operation | Posted, my_rank: int, other: Operation | Posted, other_rank: int) -> str | None:
+class _Rule(NamedTuple):
+    """Something that has to agree between ranks, what a rank does about it in words, and the remedy."""
+
+    differs: Callable[[Entered, Entered], bool]
+    words: Callable[[Entered], str]
+    remedy: str
+
+
+def _tensors_differ(mine: Entered, other: Entered) -> bool:
+    sizes_differ = ANY_NUMEL not in (mine.numel, other.numel) and mine.numel != other.numel
+    return mine.dtype != other.dtype or sizes_differ
+
+
+_SAME_TENSOR = _Rule(
+    _tensors_differ,
+    lambda o: f"{_VERBS.get(o.kind, 'passes')} {o.dtype} {list(o.shape)}" if o.dtype else "passes no tensor",
+    "the dtype and the number of elements have to be the same on each rank",
+)
+_COLLECTIVE_RULES = (
+    _Rule(
+        lambda mine, other: mine.kind is not other.kind,
+        lambda o: f"calls {o.kind.value}",
+        "all ranks of a group have to call the same collectives in the same order",
+    ),
+    _Rule(
+        lambda mine, other: mine.peer != other.peer,
+        lambda o: f"calls {o.kind.value} with root {o.peer}",
+        "name the same root on each rank",
+    ),
+    _Rule(
+        lambda mine, other: mine.detail != other.detail,
+        lambda o: f"calls {o.kind.value} with {o.detail}",
+        "pass the same reduction on each rank",
+    ),
+    _SAME_TENSOR,
+)
+
+
+def mismatch(mine: Entered, my_rank: int, other: Entered, other_rank: int) -> str | None:
     """What differs between two ranks in the same operation, as a sentence; None where they agree."""
-    message = mine.kind in (SpanKind.SEND, SpanKind.RECEIVE)
-    where = (
-        f"in a message between ranks {min(my_rank, other_rank)} and {max(my_rank, other_rank)}"
-        if message
-        else (f"in operation {mine.sequence + 1} of group {tuple(sorted(mine.members))}")
-    )
-
-    def says(what: str, a: object, b: object, remedy: str) -> str:
-        verb = {SpanKind.SEND: "sends", SpanKind.RECEIVE: "receives"}
-        first, second = (
-            f"{verb.get(o.kind, 'passes')} a {v}" if what == "tensor" else f"calls {v}"
-            for o, v in ((mine, a), (other, b))
-        )
-        return f"{where}, rank {my_rank} {first} but rank {other_rank} {second}; {remedy}"
-
-    if not message and mine.kind is not other.kind:
-        return says(
-            "call",
-            mine.kind.value,
-            other.kind.value,
-            "all ranks of a group call the same collectives in the same order",
-        )
-    if message and mine.kind is other.kind:
+    rules: tuple[_Rule, ...]
+    if mine.kind not in _VERBS:
+        rules, where = _COLLECTIVE_RULES, f"in operation {mine.sequence + 1} of group {tuple(sorted(mine.members))}"
+    elif mine.kind is other.kind:
         return None
-    if not message and mine.peer != other.peer:
-        return says(
-            "call",
-            f"{mine.kind.value} with root {mine.peer}",
-            f"{other.kind.value} with root {other.peer}",
-            "name the same root on each rank",
-        )
-    if not message and mine.detail != other.detail:
-        return says(
-            "call",
-            f"{mine.kind.value}({mine.detail})",
-            f"{other.kind.value}({other.detail})",
-            "pass the same reduction on each rank",
-        )
-    numels_differ = ANY_NUMEL not in (mine.numel, other.numel) and mine.numel != other.numel
-    if mine.dtype != other.dtype or numels_differ:
-        a, b = (f"{o.dtype or 'no'} tensor of shape {list(o.shape)}" for o in (mine, other))
-        name = "the message" if message else mine.kind.value
-        return says("tensor", a, b, f"give {name} the same dtype and number of elements on each rank")
+    else:
+        rules, where = (_SAME_TENSOR,), f"in message {mine.sequence + 1} between the two"
+    for rule in rules:
+        if rule.differs(mine, other):
+            does, other_does = rule.words(mine), rule.words(other)
+            return f"{where}, rank {my_rank} {does} but rank {other_rank} {other_does}; {rule.remedy}"
     return None

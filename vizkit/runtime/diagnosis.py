@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import re
 import textwrap
@@ -180,21 +181,32 @@ def stuck_text(stuck: Sequence[Blocked], snapshots: Sequence[Snapshot], fates: M
     return "; ".join([*heads, *waits])
 
 
-def minority(rank: int, snapshots: Sequence[Snapshot]) -> int:
-    """Of a collective that `rank` found mismatched, the member that differs from all others; `rank` where none does."""
+def misfit(rank: int, snapshots: Sequence[Snapshot]) -> tuple[int, str] | None:
+    """Of the operation that `rank` entered last: the rank that does not fit the others, and how, as a sentence.
+
+    The same in every run, whichever rank noticed first: where one rank differs from all others, it is that one.
+    """
     mine = snapshots[rank].last
     if mine is None:
-        return rank
+        return None
     entered = {
         member: posted
-        for member in mine.members
+        for member in sorted(mine.members)
         if (posted := snapshots[member].ring.get((mine.key, mine.sequence))) is not None
     }
     conflicts = {
-        a: sum(mismatch(x, a, y, b) is not None for b, y in entered.items() if b != a) for a, x in entered.items()
+        (a, b): text
+        for a, b in itertools.combinations(entered, 2)
+        if (text := mismatch(entered[a], a, entered[b], b)) is not None
     }
-    odd = [member for member, count in conflicts.items() if count == len(entered) - 1 and len(entered) > 2]
-    return odd[0] if len(odd) == 1 else rank
+    if not conflicts:
+        return None
+    counts = Counter(member for pair in conflicts for member in pair)
+    odd = [member for member, count in counts.items() if count == len(entered) - 1 and len(entered) > 2]
+    (first, second), text = next(iter(conflicts.items()))
+    if len(odd) == 1:
+        return odd[0], f"rank {odd[0]} does not fit the others: {text}"
+    return second, f"ranks {first} and {second} do not fit together: {text}"
 
 
 def is_consequence(failure: Failure) -> bool:

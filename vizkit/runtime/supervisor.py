@@ -231,9 +231,9 @@ class Supervisor:
             first = min(causes or failures, key=lambda failure: failure.time_ns)
             rank, text = first.rank, diagnosis.traceback_text(first)
             shown = f"rank {rank} raised {diagnosis.exception_line(first.last)}"
-            if first.last.type_name.endswith(CollectiveMismatchError.__name__):
-                rank = diagnosis.minority(rank, self._board.snapshots())
-                shown = f"rank {rank} does not fit the others: {first.last.text}"
+            is_mismatch = first.last.type_name.endswith(CollectiveMismatchError.__name__)
+            if is_mismatch and (found := diagnosis.misfit(rank, self._board.snapshots())):
+                rank, shown = found
             elif first.last.type_name == SystemExit.__name__:
                 call = f"sys.exit({first.last.text})"
                 shown = f"rank {rank} called {call} and has no result; return from the function instead"
