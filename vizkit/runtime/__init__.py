@@ -1,0 +1,1 @@
+"""Real ranks: launching them, watching them, recording what they do."""

@@ -30,17 +30,18 @@ _STATE = struct.Struct("<B")
 _WAITING = struct.Struct("<i")
 _COUNT = struct.Struct("<Q")
 _PROGRESS = struct.Struct("<QQ32s")
-# key, sequence, kind, finished, dimensions, text length, peer, members, elements, first four dims, "dtype|detail"
-_SLOT = struct.Struct("<IIBBBBiQq4q32s")
-_SLOT_HEAD, _SLOT_TAIL = struct.Struct("<IIBBBBiQq"), struct.Struct("<4q32s")
+# key, sequence, kind, dimensions, text length, peer, members, elements, first four dims, "dtype|detail", finished
+_SLOT = struct.Struct("<IIBBBxiQq4q32sBxxxxxxx")
+_BODY = struct.Struct("<BBBxiQq4q32s")
 _KEY = struct.Struct("<II")
 _WAITING_AT, _POSTED_AT, _FINISHED_AT, _PROGRESS_AT = 4, 8, 16, 24
 _RING_AT = 128
-_KIND_AT, _FINISHED_FLAG_AT, _PEER_AT, _NUMEL_AT = 8, 9, 12, 24
-RECORD_BYTES = _RING_AT + RING * _SLOT.size
+_BODY_AT, _FINISHED_FLAG_AT = _KEY.size, _KEY.size + _BODY.size
+SLOT_BYTES = _SLOT.size
+RECORD_BYTES = _RING_AT + RING * SLOT_BYTES
 
 NOT_WAITING = -1
-_BEING_WRITTEN = 0xFFFFFFFF
+_BEING_WRITTEN = _KEY.pack(0, 0xFFFFFFFF)
 
 
 class State(enum.IntEnum):
@@ -142,28 +143,28 @@ class Board:
         Raises `CollectiveMismatchError` where another member has entered the same operation with other arguments.
         """
         kind, key, sequence, members, dtype, shape, numel, peer, detail = operation
-        channel = self._channels.get((key, members)) or self._channel(key, members)
-        crc, bits, others = channel
+        crc, bits, others = self._channels.get((key, members)) or self._channel(key, members)
         slot = (crc + sequence) % RING
-        offset = _RING_AT + slot * _SLOT.size
-        mine = offset + self._base
-        memory = self._memory
+        offset = _RING_AT + slot * SLOT_BYTES
+        memory, base = self._memory, self._base
+        mine = base + offset
         stamp = _KEY.pack(crc, sequence & 0xFFFFFFFF)
-        ndim, length, tail = _tensor_bytes(shape, dtype, detail)
-        _SLOT_HEAD.pack_into(memory, mine, 0, _BEING_WRITTEN, kind.code, 0, ndim, length, peer, bits, numel)
-        memory[mine + _SLOT_HEAD.size : mine + _SLOT.size] = tail
-        memory[mine : mine + _KEY.size] = stamp  # last, so that nobody compares a slot half written
+        body = _body(kind, dtype, shape, numel, peer, detail, bits)
+        memory[mine : mine + _BODY_AT] = _BEING_WRITTEN
+        memory[mine + _BODY_AT : mine + _FINISHED_FLAG_AT] = body
+        memory[mine + _FINISHED_FLAG_AT] = 0
+        memory[mine : mine + _BODY_AT] = stamp  # last, so that nobody compares a slot half written
         self.posted += 1
-        _COUNT.pack_into(memory, self._base + _POSTED_AT, self.posted)
-        compared = None
-        for member, base in others:
-            there = base + offset
-            if memory[there : there + _KEY.size] == stamp:
-                compared = compared or _compared_bytes(memory, mine, kind)
-                if _compared_bytes(memory, there, kind) != compared:
-                    conflict = mismatch(operation, self._rank, _read_slot(memory, there), member)
-                    if conflict and memory[there : there + _KEY.size] == stamp:  # not overwritten while it was read
-                        raise CollectiveMismatchError(conflict)
+        _COUNT.pack_into(memory, base + _POSTED_AT, self.posted)
+        for member, member_base in others:
+            there = member_base + offset
+            if (
+                memory[there : there + _BODY_AT] == stamp
+                and memory[there + _BODY_AT : there + _FINISHED_FLAG_AT] != body
+                and (conflict := mismatch(operation, self._rank, _read_slot(memory, there), member))
+                and memory[there : there + _BODY_AT] == stamp  # not overwritten while it was read
+            ):
+                raise CollectiveMismatchError(conflict)
         return slot
 
     def _channel(self, key: str, members: tuple[int, ...]) -> tuple[int, int, list[tuple[int, int]]]:
@@ -183,7 +184,7 @@ class Board:
 
     def finished(self, slot: int) -> None:
         """Note that the operation in `slot` is over; may be called from any thread of the rank."""
-        self._memory[self._base + _RING_AT + slot * _SLOT.size + _FINISHED_FLAG_AT] = 1
+        self._memory[self._base + _RING_AT + slot * SLOT_BYTES + _FINISHED_FLAG_AT] = 1
         self._finished += 1
         _COUNT.pack_into(self._memory, self._base + _FINISHED_AT, self._finished)
 
@@ -199,7 +200,7 @@ class Board:
         """All that `rank` has noted."""
         base = rank * RECORD_BYTES
         state, waiting, posted, finished = _HEADER.unpack_from(self._memory, base)
-        ring = [_read_slot(self._memory, base + _RING_AT + i * _SLOT.size) for i in range(RING)]
+        ring = [_read_slot(self._memory, base + _RING_AT + i * SLOT_BYTES) for i in range(RING)]
         at_wait = ring[waiting] if state != State.STARTING and 0 <= waiting < RING else None
         found = sorted((p for p in ring if p.members), key=lambda p: p.sequence)
         return Snapshot(
@@ -227,25 +228,25 @@ class Board:
 
 
 @functools.lru_cache(maxsize=1024)
-def _tensor_bytes(shape: tuple[int, ...], dtype: str, detail: str) -> tuple[int, int, bytes]:
-    """Number of dims noted, length of the text, and the tail of a slot."""
+def _body(
+    kind: SpanKind, dtype: str, shape: tuple[int, ...], numel: int, peer: int, detail: str, members: int
+) -> bytes:
+    """The part of a slot that is the same on all ranks of a collective unless something differs: quick to compare."""
     dims = shape[:4]
     text = f"{dtype}|{detail}".encode()[:32]
-    return len(dims), len(text), _SLOT_TAIL.pack(*dims, *[0] * (4 - len(dims)), text)
+    padded = (*dims, *[0] * (4 - len(dims)))
+    return _BODY.pack(kind.code, len(dims), len(text), peer, members, numel, *padded, text)
 
 
-def _compared_bytes(memory: mmap.mmap, slot: int, kind: SpanKind) -> bytes:
-    """The part of a slot that is the same on all ranks unless something differs: quick to compare."""
-    if kind is SpanKind.SEND or kind is SpanKind.RECEIVE:
-        return memory[slot + _NUMEL_AT : slot + _SLOT.size]
-    return memory[slot + _KIND_AT : slot + _FINISHED_FLAG_AT] + memory[slot + _PEER_AT : slot + _SLOT.size]
+@functools.lru_cache(maxsize=1024)
+def _members(bits: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(MAX_RANKS) if bits >> rank & 1)
 
 
 def _read_slot(memory: mmap.mmap, offset: int) -> Posted:
-    key, sequence, kind, finished, ndim, length, peer, bits, numel, *dims, text = _SLOT.unpack_from(memory, offset)
+    key, sequence, kind, ndim, length, peer, bits, numel, *dims, text, finished = _SLOT.unpack_from(memory, offset)
     dtype, _, detail = text[:length].decode(errors="replace").partition("|")
-    members = tuple(rank for rank in range(MAX_RANKS) if bits >> rank & 1) if bits else ()
-    return Posted(key, sequence, KINDS[kind], bool(finished), members, numel, peer, tuple(dims[:ndim]), dtype, detail)
+    return Posted(key, sequence, KINDS[kind], bool(finished), _members(bits), numel, peer, tuple(dims[:ndim]), dtype, detail)
 
 
 Entered = Operation | Posted

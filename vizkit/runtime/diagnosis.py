@@ -225,7 +225,8 @@ def traceback_text(failure: Failure) -> str:
         if raised.introduction:
             parts.append(f"\n{raised.introduction}\n")
         parts.append(f"Traceback of rank {failure.rank} (most recent call last):")
-        parts.extend(_frame_text(*frame) for frame in raised.frames if not frame[0].startswith(RUNTIME_FOLDER))
+        own = [frame for frame in raised.frames if not frame[0].startswith(RUNTIME_FOLDER)]
+        parts.extend(_frame_text(*frame) for frame in own or raised.frames)
         parts.append(exception_line(raised))
     return "\n".join(parts)
 
