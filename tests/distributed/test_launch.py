@@ -204,7 +204,8 @@ def test_lines_show_while_ranks_run(tmp_path) -> None:
                 print("later")
             class Stamp:
                 def write(self, text):
-                    sys.__stdout__.write(f"{time.monotonic()} {text}") if text.strip() else None
+                    for line in text.splitlines():
+                        sys.__stdout__.write(f"{time.monotonic()} {line}\\n")
                 def flush(self): pass
             sys.stdout = Stamp()
             vk.launch(talk, world_size=2)
