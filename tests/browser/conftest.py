@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -108,13 +107,13 @@ class Lab:
 
 @pytest.fixture(scope="session")
 def lab(browser, tmp_path_factory: pytest.TempPathFactory, repository_notebooks: Path) -> Iterator[Lab]:
-    """JupyterLab on a free loopback port, on a copy of the notebooks, with settings of its own."""
+    """JupyterLab on a free loopback port, on a copy of the notebooks, with the settings of `make lab` and no others."""
     home = tmp_path_factory.mktemp("lab")
     folder = home / "notebooks"
     shutil.copytree(repository_notebooks, folder)
-    (home / "config" / "labconfig").mkdir(parents=True)
-    quiet = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
-    (home / "config" / "labconfig" / "page_config.json").write_text(json.dumps(quiet))
+    settings = home / "config" / "labconfig"
+    settings.mkdir(parents=True)
+    shutil.copy(repository_notebooks.parent / ".ci" / "page_config.json", settings)  # as .ci/setup does for `make lab`
     mark, token = new_mark(), secrets.token_hex(16)
     environment = marked_environment(mark) | {
         "JUPYTER_CONFIG_DIR": str(home / "config"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import nbformat
@@ -140,6 +141,29 @@ def test_the_player_obeys_the_keyboard(visit: Visit, lab: Lab):
     assert 0 < later[0] < at_end[0]
     assert "virtual clock" in panel.inner_text()
     assert visit.errors == []
+
+
+def test_nobody_is_asked_about_news_and_nothing_is_fetched(visit: Visit, lab: Lab):
+    """A first visit: no question covers the page, and JupyterLab's server is not sent out for news or updates."""
+    asked: list[str] = []
+    visit.page.on("request", lambda request: asked.append(request.url))
+    open_notebook(visit, lab, "00_start_here.ipynb")
+    visit.page.wait_for_timeout(5_000)
+    assert [url for url in asked if "/api/news" in url or "/api/update" in url] == []
+    assert visit.page.locator(".Toastify__toast").all_inner_texts() == []
+
+
+@pytest.mark.parametrize("script", [".ci/setup", "binder/postBuild"])
+def test_make_lab_and_binder_switch_the_news_off(script: str):
+    """`make lab` takes the settings that these tests run with; Binder switches the same extensions off."""
+    repository = Path(__file__).parents[2]
+    settings = json.loads((repository / ".ci/page_config.json").read_text())
+    commands = (repository / script).read_text().splitlines()
+    if script == ".ci/setup":
+        assert 'cp .ci/page_config.json "$venv/etc/jupyter/labconfig/"' in commands
+    else:
+        for extension in settings["disabledExtensions"]:
+            assert f"python -m jupyterlab.labextensions disable --level=sys_prefix {extension}" in commands
 
 
 NOTEBOOKS = sorted(path.name for path in (Path(__file__).parents[2] / "notebooks").glob("0[0-9]_*.ipynb"))[:1]

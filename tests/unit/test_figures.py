@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import vizkit as vk
 from vizkit.errors import InvalidInputError
 from vizkit.figures.animation import CURSOR_SHAPE, VEIL_SHAPE, show_frame
-from vizkit.figures.bars import COMMUNICATION_LANE, COMPUTE_LANE, ROW_SCALE, Detail, span_traces
+from vizkit.figures.bars import Detail, span_traces
 from vizkit.figures.coverage import dominant_kinds, idle_intervals
 from vizkit.figures.links import collective_neighbours, message_pairs
+from vizkit.figures.placement import COMMUNICATION_LANE, COMPUTE_LANE, MAX_SHARES, ROW_SCALE, lane_of
 from vizkit.figures.theme import CLOCK_MEANINGS, STYLES, TEXT, TimeAxis
 from vizkit.trace import KINDS, Clock, Role, Span, SpanKind, Trace
 
@@ -139,23 +140,39 @@ class TestTimeline:
     def test_draws_one_bar_for_each_span_of_a_kind(self):
         bars = {trace.name: trace for trace in vk.timeline(two_ranks()).data if trace.type == "bar"}
         assert {name: len(bar.x) for name, bar in bars.items()} == {
-            "forward (F)": 1, "backward (B)": 1, "all-reduce": 2, "send": 1, "receive": 1,
+            "forward (F)": 1, "backward (B)": 1, "all-reduce": 2, "send, upper half": 1, "receive, lower half": 1,
         }  # fmt: skip
         assert (bars["backward (B)"].base[0], bars["backward (B)"].x[0]) == (5.0, 4.0)
 
     def test_puts_communication_on_the_lower_part_of_the_row(self):
         """So an all-reduce beside a backward on the same rank is seen whole."""
+        kinds = {style.legend: kind for kind, style in STYLES.items()}
         for bar in (trace for trace in vk.timeline(two_ranks()).data if trace.type == "bar"):
-            lane = COMMUNICATION_LANE if bar.name in ("all-reduce", "send", "receive") else COMPUTE_LANE
-            offsets = {round(y - bar.width / 2) % ROW_SCALE for y in bar.y} | {round(lane[0] * ROW_SCALE) % ROW_SCALE}
-            assert len(offsets) == 1
+            is_communication = kinds[bar.name].role is Role.COMMUNICATION
+            top, bottom = COMMUNICATION_LANE if is_communication else COMPUTE_LANE
+            for y in bar.y:
+                middle = (y + ROW_SCALE / 2) % ROW_SCALE - ROW_SCALE / 2
+                assert top * ROW_SCALE <= middle - bar.width / 2 < middle + bar.width / 2 <= bottom * ROW_SCALE
+
+    @pytest.mark.parametrize("copies", [1, 2_600], ids=["bars", "polygons"])
+    def test_shows_a_send_and_a_receive_at_the_same_time(self, copies: int):
+        """A rank of a ring does both at once: neither covers the other, and the legend says where each is."""
+        starts = [i * 10 for i in range(copies)]
+        spans = [Span(0, kind, t, t + 10, peer=1) for t in starts for kind in (SpanKind.SEND, SpanKind.RECEIVE)]
+        trace = Trace.from_spans(spans, clock="ideal", world_size=2)
+        drawn = {picture.name: picture for picture in vk.timeline(trace).data}
+        send, receive = drawn["send, upper half"], drawn["receive, lower half"]
+        if copies == 1:
+            assert send.y[0] + send.width / 2 <= receive.y[0] - receive.width / 2
+        else:
+            assert (send.type, max(send.y)) == ("scatter", min(receive.y))
 
     def test_hover_tells_all_that_is_known(self):
         bars = {trace.name: trace for trace in vk.timeline(two_ranks()).data if trace.type == "bar"}
         assert bars["forward (F)"].hovertext[0] == (
             "<b>block 1</b><br>forward (F), rank 0, 4 ms<br>stage 0, microbatch 3"
         )
-        assert bars["send"].hovertext[0] == (
+        assert bars["send, upper half"].hovertext[0] == (
             "<b>activation</b><br>send, rank 0, 1 ms<br>payload 1 kB (1,000 bytes)<br>peer: rank 1<br>group: ranks 0, 1"
         )
 
@@ -235,6 +252,40 @@ class TestTimeline:
         height = vk.timeline(many_spans(ranks * 4, ranks)).layout.height
         assert 300 < height < 1_400
         assert height >= 300 + 10 * ranks
+
+
+def lanes(*spans: Span) -> list[list[int]]:
+    return (lane_of(Trace.from_spans(spans, clock="ideal")) - 100 * np.array([[s.rank] for s in spans])).tolist()
+
+
+class TestPlacement:
+    """Top and bottom of spans in hundredths of a row, from the row's middle; the communication lane is 12 to 42."""
+
+    def test_collectives_that_do_not_overlap_have_the_whole_lane(self):
+        """On one rank one after the other, or at the same time on two ranks."""
+        spans = Span(0, "all_reduce", 0, 5), Span(0, "all_gather", 5, 9), Span(1, "all_reduce", 0, 5)
+        assert lanes(*spans) == [[12, 42]] * 3
+
+    def test_collectives_that_overlap_share_it(self):
+        """A tensor group's all-reduce within a data-parallel group's: both are seen, the next one is whole again."""
+        spans = Span(0, "all_reduce", 0, 9), Span(0, "all_reduce", 2, 4), Span(0, "all_reduce", 5, 7)
+        assert lanes(*spans, Span(0, "all_reduce", 9, 12)) == [[12, 27], [27, 42], [27, 42], [12, 42]]
+
+    @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 10)), min_size=1, max_size=12))
+    @settings(max_examples=60, deadline=None)
+    def test_collectives_lie_in_the_lane_and_apart(self, drawn: list[tuple[int, int, int]]):
+        """Where no moment has more than `MAX_SHARES` on one rank, no two cover each other in time and height."""
+        spans = [Span(rank, "all_gather", start, start + length) for rank, start, length in drawn]
+        trace = Trace.from_spans(spans, clock="ideal", world_size=3)
+        spans, boxes = list(trace), (lane_of(trace) - ROW_SCALE * trace.rank[:, None]).tolist()
+        assert all(12 <= top < bottom <= 42 for top, bottom in boxes)
+        depth = max(sum(s.rank == r and s.start_ns <= t < s.end_ns for s in spans) for r in range(3) for t in range(41))
+        if depth > MAX_SHARES:
+            return
+        for i, (one, (top, bottom)) in enumerate(zip(spans, boxes, strict=True)):
+            for other, (top2, bottom2) in zip(spans[i + 1 :], boxes[i + 1 :], strict=True):
+                apart = one.rank != other.rank or one.end_ns <= other.start_ns or other.end_ns <= one.start_ns
+                assert apart or bottom <= top2 or bottom2 <= top
 
 
 class TestDetail:

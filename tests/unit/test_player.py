@@ -87,6 +87,30 @@ def test_picture_has_no_frames_and_none_of_plotlys_controls():
     assert (view.picture.layout.sliders, view.picture.layout.updatemenus) == ((), ())
 
 
+def test_the_browser_gets_the_picture_whole(monkeypatch: pytest.MonkeyPatch):
+    """Plotly's widget announces itself empty, and what comes later may come too late: a blank picture. Not here."""
+    announced = []
+    create = ipywidgets.widgets.widget.comm.create_comm
+
+    def spy(**message):
+        announced.append(message["data"]["state"])
+        return create(**message)
+
+    monkeypatch.setattr(ipywidgets.widgets.widget.comm, "create_comm", spy)
+    fig = vk.timeline(trace())
+    view = player(fig)
+    (picture,) = (state for state in announced if "_widget_data" in state)
+    assert len(picture["_widget_data"]) == len(fig.data) > 0
+    assert picture["_widget_layout"]["title"]["text"] == fig.layout.title.text
+    assert "Plotly" in picture["_plotly_js"]
+    assert view.picture.model_id
+
+
+def test_a_picture_of_nothing_is_announced_too():
+    """The widget waits until it is filled, which a figure without data never is in Plotly's sense."""
+    assert player(go.Figure()).picture.model_id
+
+
 def test_summary_is_below():
     view = player(trace())
     assert view.children[-1] is view.summary

@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 from plotly.basedatatypes import BaseTraceType
 
 from vizkit.figures.coverage import dominant_kinds, idle_intervals
+from vizkit.figures.placement import COMMUNICATION_LANE, COMPUTE_LANE, ROW_SCALE, lane_of
 from vizkit.figures.theme import CLEAR, HATCH, IDLE, OUTLINE, STYLES, TimeAxis, duration_text
-from vizkit.trace import KINDS, NONE, Role, SpanKind, Trace
+from vizkit.trace import COLLECTIVE_KINDS, KINDS, NONE, SpanKind, Trace
 from vizkit.units import bytes_text
 
 MAX_BARS = 5_000
@@ -18,12 +19,6 @@ MAX_POLYGONS = 50_000
 HEAT_MAP_COLUMNS = 1_200
 SLIVERS_PER_PIXEL = 10
 """Where there are many, gaps under a tenth of a pixel are left out."""
-
-COMPUTE_LANE = (-0.40, 0.12)
-"""Where a rank's compute is drawn, as offsets from the middle of its row; rows count downwards."""
-COMMUNICATION_LANE = (0.17, 0.40)
-ROW_SCALE = 100
-"""Heights travel as whole hundredths of a row, because small integers are the shortest numbers in a page."""
 
 
 class Detail(enum.StrEnum):
@@ -59,21 +54,17 @@ def span_traces(
     if detail is Detail.HEAT_MAP:
         return [idle, *_heat_map(shown, axis, yaxis, window)]
     draw = _bars if detail is Detail.BARS else _polygons
-    return [idle, *(draw(shown, code, axis, yaxis) for code in np.unique(shown.kind).tolist())]
+    lanes = lane_of(shown)
+    drawn = []
+    for code in np.unique(shown.kind).tolist():
+        is_kind = shown.kind == code
+        drawn.append(draw(KINDS[code], shown.filter(is_kind), lanes[is_kind], axis, yaxis, shown.duration_ns))
+    return [idle, *drawn]
 
 
 def within(trace: Trace, window_ns: tuple[int, int]) -> Trace:
     """The spans that are seen in this part of the trace."""
     return trace.filter((trace.end_ns >= window_ns[0]) & (trace.start_ns <= window_ns[1]))
-
-
-def lane_of(trace: Trace) -> np.ndarray:
-    """Top and bottom of each span in hundredths of a row: shape (spans, 2)."""
-    lanes = np.array(
-        [COMMUNICATION_LANE if kind.role is Role.COMMUNICATION else COMPUTE_LANE for kind in KINDS]
-    )
-    offsets = np.rint(lanes * ROW_SCALE).astype(np.int32)
-    return trace.rank[:, None] * ROW_SCALE + offsets[trace.kind]
 
 
 def rectangles(left: np.ndarray, right: np.ndarray, top: np.ndarray, bottom: np.ndarray) -> dict[str, np.ndarray]:
@@ -89,11 +80,10 @@ def polygons(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
     return {"x": corners.ravel(), "y": heights.ravel()}
 
 
-def _bars(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Bar:
-    kind, spans = KINDS[code], trace.filter(trace.kind == code)
-    style, lanes = STYLES[kind], lane_of(spans)
+def _bars(kind: SpanKind, spans: Trace, lanes: np.ndarray, axis: TimeAxis, yaxis: str, total_ns: int) -> go.Bar:
+    style, heights = STYLES[kind], lanes[:, 1] - lanes[:, 0]
     # a span under a pixel is nothing but its outline, which therefore has the kind's colour
-    is_sliver = (spans.end_ns - spans.start_ns) * HEAT_MAP_COLUMNS <= trace.duration_ns
+    is_sliver = (spans.end_ns - spans.start_ns) * HEAT_MAP_COLUMNS <= total_ns
     outline: dict[str, object] = {"width": 0.6, "color": OUTLINE}
     if is_sliver.any():
         outline = {"width": np.where(is_sliver, 1.5, 0.6), "color": np.where(is_sliver, style.color, OUTLINE).tolist()}
@@ -102,11 +92,11 @@ def _bars(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Bar:
         base=axis.of(spans.start_ns),
         x=(spans.end_ns - spans.start_ns) / axis.ns_per_unit,
         y=lanes.mean(1),
-        width=int(lanes[0, 1] - lanes[0, 0]),
+        width=heights if np.ptp(heights) else int(heights[0]),
         yaxis=yaxis,
-        name=style.label,
+        name=style.legend,
         legendgroup=kind.value,
-        legendrank=100 + code,
+        legendrank=100 + kind.code,
         marker={
             "color": style.color,
             "line": outline,
@@ -117,9 +107,8 @@ def _bars(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Bar:
     )
 
 
-def _polygons(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Scatter:
-    kind, spans = KINDS[code], trace.filter(trace.kind == code)
-    style, lanes = STYLES[kind], lane_of(spans)
+def _polygons(kind: SpanKind, spans: Trace, lanes: np.ndarray, axis: TimeAxis, yaxis: str, total_ns: int) -> go.Scatter:
+    style = STYLES[kind]
     return go.Scatter(
         **rectangles(axis.of(spans.start_ns), axis.of(spans.end_ns), lanes[:, 0], lanes[:, 1]),
         mode="none",
@@ -129,9 +118,9 @@ def _polygons(trace: Trace, code: int, axis: TimeAxis, yaxis: str) -> go.Scatter
         hoveron="fills",
         hoverinfo="name",
         yaxis=yaxis,
-        name=style.label,
+        name=style.legend,
         legendgroup=kind.value,
-        legendrank=100 + code,
+        legendrank=100 + kind.code,
     )
 
 
@@ -156,9 +145,7 @@ def _heat_map(trace: Trace, axis: TimeAxis, yaxis: str, window_ns: tuple[int, in
         z=z,
         zmin=-0.5,
         zmax=len(colors) - 0.5,
-        colorscale=[
-            [float(edge), color] for i, color in enumerate(colors) for edge in (edges[i], edges[i + 1])
-        ],
+        colorscale=[[float(edge), color] for i, color in enumerate(colors) for edge in (edges[i], edges[i + 1])],
         showscale=False,
         hoverinfo="skip",
         yaxis=yaxis,
@@ -219,7 +206,7 @@ def _hover_text(
     if payload:
         lines.append(f"payload {bytes_text(payload)} ({payload:,} bytes)")
     if peer != NONE:
-        lines.append(f"{'root' if len(group) > 2 else 'peer'}: rank {peer}")
+        lines.append(f"{'root' if KINDS[kind] in COLLECTIVE_KINDS else 'peer'}: rank {peer}")
     if len(group) > 1:
         lines.append(f"group: ranks {', '.join(map(str, group[:16]))}{' …' if len(group) > 16 else ''}")
     return "<br>".join(lines)

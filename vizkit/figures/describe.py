@@ -37,7 +37,9 @@ def describe(fig_or_trace: go.Figure | Trace) -> str:
         return summarise(fig_or_trace)
     if not isinstance(fig_or_trace, go.Figure):
         raise InvalidInputError.because(
-            "fig_or_trace", fig_or_trace, "is neither a trace nor a Plotly figure",
+            "fig_or_trace",
+            fig_or_trace,
+            "is neither a trace nor a Plotly figure",
             "give run.trace or vizkit.timeline(…)",
         )
     stored = (fig_or_trace.layout.meta or {}).get(META_KEY)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import plotly.graph_objects as go
+import traitlets
 
 from vizkit.figures.bars import Detail, span_traces, within
 from vizkit.figures.links import link_traces
@@ -15,7 +19,31 @@ def as_widget(fig: go.Figure) -> go.FigureWidget:
     """A `FigureWidget` of the same picture without Plotly's own controls, which it does not support."""
     content = fig.to_plotly_json()
     layout = {key: value for key, value in content["layout"].items() if key not in ("sliders", "updatemenus")}
-    return go.FigureWidget(data=content["data"], layout=layout)
+    return _WholeWidget(data=content["data"], layout=layout)
+
+
+class _WholeWidget(go.FigureWidget):
+    """Plotly's widget, made reliable where several are shown at once.
+
+    Plotly's own announces itself while it is empty and sends the data after. Its view draws what is there once
+    plotly.js has loaded and ignores data that comes later: the picture stays blank whenever the load wins. This one
+    announces itself with its data. `page/widget.js` says what else is different in the browser.
+    """
+
+    _esm = Path(__file__).parent / "page" / "widget.js"
+    _plotly_js = traitlets.Unicode().tag(sync=True)
+    _is_filled = False
+
+    def __init__(self, **content: Any) -> None:
+        super().__init__(**content)
+        self._plotly_js = str(go.FigureWidget._esm)
+        self._is_filled = True
+        self.open()
+
+    def open(self) -> None:
+        """Announce the widget, once it holds its data."""
+        if self._is_filled:
+            super().open()
 
 
 def zoomable_timeline(trace: Trace, fig: go.Figure | None = None) -> go.FigureWidget:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from vizkit.figures.bars import lane_of, polygons
+from vizkit.figures.bars import polygons
+from vizkit.figures.placement import lane_of
 from vizkit.figures.theme import BLUE, OUTLINE, PURPLE, TimeAxis
 from vizkit.trace import COLLECTIVE_KINDS, SpanKind, Trace
 
@@ -70,5 +71,3 @@ def _arrows(trace: Trace, axis: TimeAxis, yaxis: str) -> go.Scatter | None:
         },
         hoverinfo="skip", yaxis=yaxis, name="message", legendgroup="message", legendrank=311,
     )  # fmt: skip
-
-

@@ -108,7 +108,9 @@ class _Play:
         steps = collectives.steps(kind, chosen, world_size, root)
         if (cells := world_size * collectives.num_chunks(kind, world_size)) > MAX_CELLS:
             raise InvalidInputError.because(
-                "world_size", world_size, f"{cells} cells are more than the {MAX_CELLS} that a picture has room for",
+                "world_size",
+                world_size,
+                f"{cells} cells are more than the {MAX_CELLS} that a picture has room for",
                 "use fewer ranks; vizkit.collectives.steps has no limit",
             )
         holdings = collectives.holdings(kind, chosen, world_size, root)
@@ -281,5 +283,3 @@ def _lay_out(fig: go.Figure, play: _Play) -> None:
         yaxis={**common, "tickvals": list(range(play.world_size)), "range": (play.world_size - 0.5, -0.5),
                "ticktext": [f"rank {rank}" for rank in range(play.world_size)]},
     )  # fmt: skip
-
-

@@ -29,11 +29,20 @@ FONT_FAMILY = "system-ui, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-s
 
 @dataclass(frozen=True)
 class KindStyle:
-    """How spans of one kind look; `pattern` is one of Plotly's hatchings, and no two kinds share both."""
+    """How spans of one kind look; `pattern` is one of Plotly's hatchings, and no two kinds share colour and pattern.
+
+    `place` says where in a row they are drawn, for kinds that have a place of their own.
+    """
 
     label: str
     color: str
     pattern: str = ""
+    place: str = ""
+
+    @property
+    def legend(self) -> str:
+        """What the legend says where each span is drawn in its place."""
+        return f"{self.label}, {self.place}" if self.place else self.label
 
 
 STYLES: Mapping[SpanKind, KindStyle] = {
@@ -53,8 +62,8 @@ STYLES: Mapping[SpanKind, KindStyle] = {
     SpanKind.GATHER: KindStyle("gather", BLUE, "."),
     SpanKind.SCATTER: KindStyle("scatter", PURPLE, "."),
     SpanKind.BARRIER: KindStyle("barrier", BLUE, "x"),
-    SpanKind.SEND: KindStyle("send", BLUE),
-    SpanKind.RECEIVE: KindStyle("receive", BLUE, "\\"),
+    SpanKind.SEND: KindStyle("send", BLUE, place="upper half"),
+    SpanKind.RECEIVE: KindStyle("receive", BLUE, "\\", place="lower half"),
     SpanKind.WAIT: KindStyle("thread blocked", "#8A8A8A", "."),
 }
 
@@ -63,6 +72,7 @@ CLOCK_MEANINGS: Mapping[Clock, str] = {
     Clock.VIRTUAL: "virtual clock: one device a rank",
     Clock.IDEAL: "ideal clock: computed, nothing ran",
 }
+
 
 @dataclass(frozen=True)
 class TimeAxis:
@@ -134,7 +144,12 @@ def base_layout(title: str, subtitle: str, height: int) -> dict[str, object]:
         "height": height,
         "margin": {"l": 70, "r": 20, "t": 72, "b": 60},
         "legend": {
-            "x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "bgcolor": CLEAR, "itemwidth": 30,
+            "x": 1.01,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "top",
+            "bgcolor": CLEAR,
+            "itemwidth": 30,
             "tracegroupgap": 0,
         },
         "hoverlabel": {"align": "left", "font": {"family": FONT_FAMILY}},

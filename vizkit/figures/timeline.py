@@ -6,10 +6,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from vizkit.figures.animation import add_cursor, frame_times
-from vizkit.figures.bars import ROW_SCALE, span_traces
+from vizkit.figures.bars import span_traces
 from vizkit.figures.describe import counted, remember, summarise
 from vizkit.figures.empty import nothing_to_show
 from vizkit.figures.links import link_traces
+from vizkit.figures.placement import ROW_SCALE
 from vizkit.figures.strip import Progress, byte_ticks, strip_traces
 from vizkit.figures.theme import AXIS_STYLE, CLOCK_MEANINGS, TimeAxis, base_layout, duration_text
 from vizkit.trace import Trace
