@@ -31,7 +31,7 @@ def boxes(visit: Visit, number: int) -> tuple[dict[str, float], dict[str, float]
 
 @pytest.mark.parametrize(("visit", "theme"), [(theme, theme) for theme in THEMES], indirect=["visit"])
 def test_each_of_five_players_draws_and_obeys(visit: Visit, lab: Lab, theme: str):
-    """All five load at the same time. None is blank, in none does the title touch the subtitle, each follows its keys."""
+    """All load at once. None is blank, in none does the title touch the subtitle, each follows its keys."""
     open_notebook(visit, lab, write_notebook(lab, f"players-{theme}.ipynb", PREPARE, *[SHOW] * SHOWN), theme)
     run_all(visit)
     for number in range(SHOWN):
@@ -56,7 +56,7 @@ def test_each_of_five_players_draws_and_obeys(visit: Visit, lab: Lab, theme: str
 
 
 def test_keys_pressed_while_plotly_loads_are_not_lost(visit: Visit, lab: Lab):
-    """The kernel moves the cursor at once, before the browser has loaded plotly.js: it is drawn where it was moved to."""
+    """The kernel moves the cursor before the browser has loaded plotly.js: it is drawn where it was moved to."""
     moved = "view = vk.widgets.player(trace)\nview.slider.value = 0\nview.slider.value = 1\nview"
     open_notebook(visit, lab, write_notebook(lab, "early.ipynb", PREPARE, moved))
     run_all(visit)

@@ -219,7 +219,7 @@ class TestTimeline:
     def test_arrow_joins_the_send_to_its_receive(self):
         (arrow,) = (trace for trace in vk.timeline(two_ranks()).data if trace.name == "message")
         assert arrow.x[:2].tolist() == [4.0, 5.0]
-        assert arrow.y[0] < ROW_SCALE / 2 < arrow.y[1]
+        assert arrow.y[:2].tolist() == [42, 112], "from under rank 0's lane to above rank 1's, and over no bar"
 
     def test_grey_is_where_a_rank_neither_computes_nor_communicates(self):
         rank, start, end = idle_intervals(two_ranks(), (0, 10 * MS))

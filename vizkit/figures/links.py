@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from vizkit.figures.bars import polygons
-from vizkit.figures.placement import lane_of
+from vizkit.figures.placement import COMMUNICATION_LANE, ROW_SCALE, lane_of
 from vizkit.figures.theme import BLUE, OUTLINE, PURPLE, TimeAxis
 from vizkit.trace import COLLECTIVE_KINDS, SpanKind, Trace
 
@@ -56,10 +56,11 @@ def _arrows(trace: Trace, axis: TimeAxis, yaxis: str) -> go.Scatter | None:
     sends, receives = message_pairs(trace)
     if not 0 < len(sends) <= MAX_ARROWS:
         return None
-    lanes = lane_of(trace)
+    # from edge to edge of the communication lanes, because over the bars, which have its colour, an arrow is not seen
+    top, bottom = (round(edge * ROW_SCALE) for edge in COMMUNICATION_LANE)
     downwards = trace.rank[receives] > trace.rank[sends]
-    begin = np.where(downwards, lanes[sends, 1], lanes[sends, 0])
-    finish = np.where(downwards, lanes[receives, 0], lanes[receives, 1])
+    begin = trace.rank[sends] * ROW_SCALE + np.where(downwards, bottom, top)
+    finish = trace.rank[receives] * ROW_SCALE + np.where(downwards, top, bottom)
     gap = np.full(len(sends), np.nan)
     x = np.stack([axis.of(trace.start_ns[sends]), axis.of(trace.end_ns[receives]), gap], 1)
     return go.Scatter(
