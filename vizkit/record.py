@@ -183,7 +183,7 @@ def _walk_wall(rank: RankRecord, zero: int, operations: Mapping[int, int], spans
     lane = Lane(rank.rank, spans.append)
     calls = {call.call: call for call in rank.calls}
     now, work = rank.start_wall_ns, rank.start_ns
-    for event in rank.events:
+    for event in sorted(rank.events, key=lambda event: event.start_wall_ns):
         start = max(event.start_wall_ns, now)
         if isinstance(event, Wait):
             awaited = [calls[number] for number in event.calls if number in calls]

@@ -8,8 +8,9 @@ import pytest
 
 from vizkit.errors import CollectiveMismatchError
 from vizkit.runtime.board import Board, Operation, State, create_board
-from vizkit.runtime.diagnosis import at_fault, cycle, doomed, misfit, stuck_text
+from vizkit.runtime.diagnosis import at_fault, cycle, doomed, is_consequence, is_timeout, misfit, stuck_text
 from vizkit.runtime.transport import anonymous_file
+from vizkit.runtime.worker import Failure, Raised
 from vizkit.trace import SpanKind
 
 ALL = (0, 1, 2)
@@ -107,6 +108,59 @@ def test_ddp_waits_where_nothing_notes_it() -> None:
         ranks.boards[rank].post(all_reduce(1))
     assert ranks.stuck(gone=(2,)) == []
     assert [blocked.rank for blocked in ranks.stuck(idle=(0, 1), gone=(2,))] == [0, 1]
+
+
+def test_an_idle_rank_may_do_something_else() -> None:
+    """It may sleep with a receive posted and send afterwards; inside a backward it can only wait."""
+    ranks = Ranks()
+    ranks.boards[0].post(receive(1, 0))
+    ranks.waits(1, receive(0, 1))
+    assert ranks.stuck(idle=(0, 1)) == []
+    ranks.boards[0].in_backward(True)
+    assert [blocked.rank for blocked in ranks.stuck(idle=(0, 1))] == [0, 1]
+
+
+def test_another_thread_may_end_a_wait() -> None:
+    """Ranks in a circle are not stuck while one of them has a second thread, but one that waits for the gone is."""
+    ranks = Ranks()
+    ranks.boards[0].waiting(ranks.boards[0].post(receive(1, 0)), is_crowded=True)
+    ranks.waits(1, receive(0, 1))
+    assert ranks.stuck() == []
+    assert [blocked.rank for blocked in ranks.stuck(gone=(1,))] == [0]
+    assert [b.rank for b in doomed(ranks.notebook.snapshots(), idle=(), gone=(), is_over=True)] == [0, 1]
+
+
+def test_equal_and_unequal_splits_meet_in_one_all_to_all() -> None:
+    """A rank whose splits are all equal notes its tensor, one with other splits none: that is no mismatch."""
+    ranks = Ranks()
+    ranks.boards[0].post(Operation(SpanKind.ALL_TO_ALL, "world", 0, ALL))
+    ranks.boards[1].post(Operation(SpanKind.ALL_TO_ALL, "world", 0, ALL, "float32", (6,), 6))
+    with pytest.raises(CollectiveMismatchError, match="float32"):
+        ranks.boards[2].post(Operation(SpanKind.ALL_TO_ALL, "world", 0, ALL, "int64", (6,), 6))
+
+
+def failure(text: str, filename: str, kind: str = "RuntimeError") -> Failure:
+    return Failure(0, 0, (Raised(kind, text, ((filename, 1, "f"),)),))
+
+
+@pytest.mark.parametrize(
+    ("text", "filename", "is_late"),
+    [
+        ("Timed out waiting 2000ms for recv operation to complete", "/x/torch/distributed/distributed_c10d.py", True),
+        ("[third_party/gloo/gloo/transport/tcp/pair.h:311] Connect timeout [none]", "<ipython-input-1>", True),
+        ("the data server timed out", "<ipython-input-1>", False),
+        ("DataLoader timed out after 5 seconds", "/x/torch/utils/data/dataloader.py", False),
+    ],
+)
+def test_only_the_backend_speaks_of_other_ranks(text: str, filename: str, is_late: bool) -> None:
+    """An exception of the user's own that mentions a timeout or a lost connection is a cause, not a consequence."""
+    assert is_timeout(failure(text, filename)) is is_late
+    assert is_consequence(failure(text, filename)) is is_late
+
+
+def test_what_a_consequence_led_to_is_one_too() -> None:
+    lost = Raised("RuntimeError", "Connection closed by peer", (("/x/torch/distributed/distributed_c10d.py", 1, "f"),))
+    assert is_consequence(Failure(0, 0, (lost, Raised("TrainingError", "step 3 failed", (("train.py", 1, "f"),)))))
 
 
 def test_a_receive_from_anybody_needs_only_one_sender() -> None:

@@ -25,7 +25,7 @@ MAX_RANKS = 64
 RING = 256
 ANY_NUMEL = -1
 
-_HEADER = struct.Struct("<BxxxiQQ")  # state, slot waited for, posted, finished
+_HEADER = struct.Struct("<BBBxiQQ")  # state, crowded, in backward, slot waited for, posted, finished
 _STATE = struct.Struct("<B")
 _WAITING = struct.Struct("<i")
 _COUNT = struct.Struct("<Q")
@@ -34,7 +34,7 @@ _PROGRESS = struct.Struct("<QQ32s")
 _SLOT = struct.Struct("<IIBBBxiQq4q32sBxxxxxxx")
 _BODY = struct.Struct("<BBBxiQq4q32s")
 _KEY = struct.Struct("<II")
-_WAITING_AT, _POSTED_AT, _FINISHED_AT, _PROGRESS_AT = 4, 8, 16, 24
+_CROWDED_AT, _BACKWARD_AT, _WAITING_AT, _POSTED_AT, _FINISHED_AT, _PROGRESS_AT = 1, 2, 4, 8, 16, 24
 _RING_AT = 128
 _BODY_AT, _FINISHED_FLAG_AT = _KEY.size, _KEY.size + _BODY.size
 SLOT_BYTES = _SLOT.size
@@ -101,7 +101,11 @@ class Posted:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's record at one moment."""
+    """One rank's record at one moment.
+
+    `waiting` is what its main thread is blocked on; `is_crowded` says that other threads of the program were alive when
+    that began, `in_backward` that the main thread is inside a backward.
+    """
 
     rank: int
     state: State
@@ -109,6 +113,8 @@ class Snapshot:
     posted: int
     finished: int
     ring: dict[tuple[int, int], Posted]
+    is_crowded: bool = False
+    in_backward: bool = False
 
     @property
     def last(self) -> Posted | None:
@@ -174,13 +180,21 @@ class Board:
         self._channels[key, members] = channel
         return channel
 
-    def waiting(self, slot: int) -> None:
-        """Note that the rank's thread is about to block until the operation in `slot` is over."""
+    def waiting(self, slot: int, is_crowded: bool = False) -> None:
+        """Note that the main thread is about to block until the operation in `slot` is over.
+
+        `is_crowded`: other threads of the program are alive, and what they do may end the wait.
+        """
+        self._memory[self._base + _CROWDED_AT] = is_crowded
         _WAITING.pack_into(self._memory, self._base + _WAITING_AT, slot)
 
     def resumed(self) -> None:
-        """Note that the rank's thread goes on."""
+        """Note that the main thread goes on."""
         _WAITING.pack_into(self._memory, self._base + _WAITING_AT, NOT_WAITING)
+
+    def in_backward(self, is_inside: bool) -> None:
+        """Note that the main thread enters or leaves a backward."""
+        self._memory[self._base + _BACKWARD_AT] = is_inside
 
     def finished(self, slot: int) -> None:
         """Note that the operation in `slot` is over; may be called from any thread of the rank."""
@@ -199,7 +213,7 @@ class Board:
     def snapshot(self, rank: int) -> Snapshot:
         """All that `rank` has noted."""
         base = rank * RECORD_BYTES
-        state, waiting, posted, finished = _HEADER.unpack_from(self._memory, base)
+        state, is_crowded, in_backward, waiting, posted, finished = _HEADER.unpack_from(self._memory, base)
         ring = [_read_slot(self._memory, base + _RING_AT + i * SLOT_BYTES) for i in range(RING)]
         at_wait = ring[waiting] if state != State.STARTING and 0 <= waiting < RING else None
         found = sorted((p for p in ring if p.members), key=lambda p: p.sequence)
@@ -210,6 +224,8 @@ class Board:
             posted=posted,
             finished=finished,
             ring={(p.key, p.sequence): p for p in found},
+            is_crowded=bool(is_crowded),
+            in_backward=bool(in_backward),
         )
 
     def progress_of(self, rank: int) -> tuple[int, int, str]:
@@ -246,7 +262,8 @@ def _members(bits: int) -> tuple[int, ...]:
 def _read_slot(memory: mmap.mmap, offset: int) -> Posted:
     key, sequence, kind, ndim, length, peer, bits, numel, *dims, text, finished = _SLOT.unpack_from(memory, offset)
     dtype, _, detail = text[:length].decode(errors="replace").partition("|")
-    return Posted(key, sequence, KINDS[kind], bool(finished), _members(bits), numel, peer, tuple(dims[:ndim]), dtype, detail)
+    shape = tuple(dims[:ndim])
+    return Posted(key, sequence, KINDS[kind], bool(finished), _members(bits), numel, peer, shape, dtype, detail)
 
 
 Entered = Operation | Posted
@@ -263,6 +280,8 @@ class _Rule(NamedTuple):
 
 def _tensors_differ(mine: Entered, other: Entered) -> bool:
     sizes_differ = ANY_NUMEL not in (mine.numel, other.numel) and mine.numel != other.numel
+    if mine.kind is SpanKind.ALL_TO_ALL and not (mine.dtype and other.dtype):
+        return False  # ranks with equal splits note a tensor, those with others none, and both may take part
     return mine.dtype != other.dtype or sizes_differ
 
 

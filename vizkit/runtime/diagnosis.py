@@ -17,6 +17,8 @@ from vizkit.runtime.worker import Failure, Raised
 from vizkit.trace import SpanKind
 
 RUNTIME_FOLDER = str(Path(__file__).parent)
+_COMMUNICATING = re.compile(r"[/\\]torch[/\\](distributed|autograd|nn[/\\]parallel|_ops\.py)")
+_BACKENDS = re.compile(r"gloo|NCCL|c10d")
 STATE_WORDS = {
     State.STARTING: "starting",
     State.RUNNING: "running",
@@ -25,19 +27,23 @@ STATE_WORDS = {
 }
 SHORT = 120
 CONSEQUENCES = re.compile(
-    r"closed by peer|Connection reset|Broken pipe|Socket Timeout|Timed out|timed out|wait timeout|"
+    r"closed by peer|Connection reset|Broken pipe|Socket Timeout|Timed out|timed out|wait timeout|Connect timeout|"
     r"stopped by the notebook|remote process exited|NCCL communicator was aborted|unhandled system error"
 )
-TIMEOUTS = re.compile(r"Timed out|timed out|wait timeout|Socket Timeout")
+TIMEOUTS = re.compile(r"Timed out|timed out|wait timeout|Socket Timeout|Connect timeout")
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """A rank that waits in `operation` for `missing` ranks, none of which will ever come."""
+    """A rank that waits in `operation` for `missing` ranks, none of which will ever come.
+
+    `is_certain`: it cannot go on in any other way, neither by itself nor by another of its threads.
+    """
 
     rank: int
     operation: Posted
     missing: tuple[int, ...]
+    is_certain: bool = True
 
 
 def operation_text(operation: Posted) -> str:
@@ -65,20 +71,28 @@ def _has_entered(snapshot: Snapshot, operation: Posted) -> bool:
 
 
 def awaited(snapshot: Snapshot, idle: bool) -> Posted | None:
-    """What a rank's thread is blocked on.
+    """What a rank's main thread is blocked on, as far as one can tell.
 
     DDP waits inside C++, where nothing notes it: a rank that uses no processor and has an unfinished communication is
-    taken to wait for the oldest one.
+    taken to wait for the oldest one, though outside a backward it may as well sleep or read a file.
     """
     if snapshot.state is not State.RUNNING or snapshot.waiting or not idle:
         return snapshot.waiting if snapshot.state is State.RUNNING else None
     return next((posted for posted in snapshot.ring.values() if not posted.finished), None)
 
 
-def doomed(snapshots: Sequence[Snapshot], idle: Iterable[int], gone: Iterable[int]) -> list[Blocked]:
+def _is_certain(snapshot: Snapshot) -> bool:
+    return not snapshot.is_crowded if snapshot.waiting else snapshot.in_backward
+
+
+def doomed(
+    snapshots: Sequence[Snapshot], idle: Iterable[int], gone: Iterable[int], is_over: bool = False
+) -> list[Blocked]:
     """The ranks that can never go on: each waits for a rank that is gone or doomed itself.
 
-    `idle` are ranks that used no processor lately, `gone` those that have returned, failed or died.
+    `idle` are ranks that used no processor lately, `gone` those that have returned, failed or died. Whoever may yet do
+    something other than wait counts as doomed only where it waits for a rank that is gone; where the run `is_over`,
+    nobody may do anything any more.
     """
     idle, gone = set(idle), set(gone)
     blocked: dict[int, Blocked] = {}
@@ -86,10 +100,10 @@ def doomed(snapshots: Sequence[Snapshot], idle: Iterable[int], gone: Iterable[in
         rank = snapshot.rank
         operation = None if rank in gone else awaited(snapshot, rank in idle)
         if operation and (missing := missing_ranks(rank, operation, snapshots)):
-            blocked[rank] = Blocked(rank, operation, missing)
+            blocked[rank] = Blocked(rank, operation, missing, is_over or _is_certain(snapshot))
     while True:
         lost = gone | blocked.keys()
-        free = [rank for rank, state in blocked.items() if not _hopeless(state, lost)]
+        free = [r for r, state in blocked.items() if not _hopeless(state, lost if state.is_certain else gone)]
         if not free:
             return list(blocked.values())
         for rank in free:
@@ -210,12 +224,20 @@ def misfit(rank: int, snapshots: Sequence[Snapshot]) -> tuple[int, str] | None:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether a failure only says that some other rank has gone."""
-    return bool(CONSEQUENCES.search(failure.last.text)) and failure.last.type_name != "ValueError"
+    """Whether a failure, or one that led to it, only says that some other rank has gone."""
+    return any(_speaks_of_others(raised) and CONSEQUENCES.search(raised.text) for raised in failure.chain)
 
 
 def is_timeout(failure: Failure) -> bool:
-    return bool(TIMEOUTS.search(failure.last.text))
+    return any(_speaks_of_others(raised) and TIMEOUTS.search(raised.text) for raised in failure.chain)
+
+
+def _speaks_of_others(raised: Raised) -> bool:
+    """Whether torch's communication raised it: what the user's own files and sockets say is the rank's own fault."""
+    if raised.type_name in ("SystemExit", "ValueError"):
+        return raised.type_name == "SystemExit"
+    place = raised.frames[-1][0] if raised.frames else ""
+    return place.startswith(RUNTIME_FOLDER) or bool(_COMMUNICATING.search(place) or _BACKENDS.search(raised.text))
 
 
 def traceback_text(failure: Failure) -> str:

@@ -79,7 +79,8 @@ def _on_one_thread(raw: list[Raw], thread: int, start: tuple[int, int], end: tup
             work = int(np.interp(event[2], walls, np.maximum.accumulate(works)))
             event = (*event[:3], work, event[4], work, event[6])
         moved.append(event)
-    return sorted(moved, key=lambda event: event[2])
+    # what another thread did during a wait did not wait for it to end, and may have been what ended it
+    return sorted(moved, key=lambda event: event[4] if event[0] == WAIT else event[2])
 
 
 def _completions(raw: list[Raw], recorder: Recorder) -> dict[int, int]:

@@ -7,6 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from threading import get_ident
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -184,14 +185,15 @@ class RecordingProcessGroup(ProcessGroup):
         slot = NONE
         if board is not None:
             slot = board.post(_operation(SpanKind.BARRIER, info.name, next(self._sequence), info.members, None, NONE))
-            board.waiting(slot)
+            if get_ident() == recorder.thread:
+                board.waiting(slot, recorder.is_crowded())
         number = next(recorder.numbers)
         recorder.note_call((number, SpanKind.BARRIER, info, 0, NONE, 0, ()), None, wall, mark, False)
         try:
             self._inner.monitored_barrier(*args, **kwargs)  # type: ignore[attr-defined]
             recorder.note_done(number, slot)
         finally:
-            if board is not None:
+            if board is not None and get_ident() == recorder.thread:
                 board.resumed()
             recorder.note_wait((number,), monotonic_ns(), None)
 

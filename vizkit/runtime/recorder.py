@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from datetime import timedelta
-from threading import get_ident
+from threading import active_count, get_ident
+from threading import enumerate as enumerate_threads
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ class Recorder:
         self.device_works: dict[int, Any] = {}
         self.memory = MemorySampler(memory_reader(backend == "nccl")) if sample_memory else None
         self.thread = get_ident()
+        self._num_threads = active_count()
         self.started: tuple[int, Any] = (0, None)
         self.stopped: tuple[int, Any] | None = None
         self._open: list[SpanKind] = []
@@ -113,6 +115,7 @@ class Recorder:
     def start(self) -> None:
         """Forgets what came before: the user's function begins on this thread."""
         self.thread = get_ident()
+        self._num_threads = active_count()
         self.clock.start()
         for table in (self.events, self.done_ns, self.sources, self.device_works, self._open, self._optimizer_depths):
             table.clear()
@@ -156,6 +159,12 @@ class Recorder:
         if self.board is not None and slot != NONE:
             self.board.finished(slot)
 
+    def is_crowded(self) -> bool:
+        """Whether other threads of the user's program are alive, which may do what this one waits for."""
+        if active_count() == self._num_threads:
+            return False
+        return any(not thread.daemon and thread.ident != self.thread for thread in enumerate_threads())
+
     def open(self, label: Label) -> int:
         """Opens a span on the recorded thread; the number returned closes it."""
         if get_ident() != self.thread:
@@ -190,10 +199,14 @@ class Recorder:
             is_labelled = bool(self._open) and self._open[-1] in _BACKWARD_KINDS
             depth = NONE if is_labelled else self.open(_BACKWARD)
             self._note(BACKWARD_BEGAN)
+            if self.board is not None:
+                self.board.in_backward(True)
             try:
                 return function(*args, **kwargs)
             finally:
                 self._backward_depth = 0
+                if self.board is not None:
+                    self.board.in_backward(False)
                 self._note(BACKWARD_ENDED)
                 self.close(depth)
 

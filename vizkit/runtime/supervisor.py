@@ -273,7 +273,8 @@ class Supervisor:
         snapshots = self._board.snapshots()
         fates = {rank: fate for rank, fate in self._fates().items() if not (timed_out and fate.startswith("raised"))}
         everyone = [handle.rank for handle in self._handles]
-        stuck = diagnosis.doomed(diagnosis.revived(snapshots) if timed_out else snapshots, everyone, fates)
+        standing = diagnosis.revived(snapshots) if timed_out else snapshots
+        stuck = diagnosis.doomed(standing, everyone, fates, is_over=True)
         if stuck:
             rank, words = diagnosis.at_fault(stuck), diagnosis.stuck_text(stuck, snapshots, fates)
             shown = f"the ranks wait for each other and would do so for ever: {words}"

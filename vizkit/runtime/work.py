@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from threading import get_ident
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,10 @@ class RecordedWork(Work):
         recorder, work = self._recorder, self._work
         board = recorder.board
         wall, mark = monotonic_ns(), recorder.read_clock() if self._is_async else None
+        if get_ident() != recorder.thread:
+            board = None  # the notebook watches the main thread
         if board is not None:
-            board.waiting(self._slots[0])
+            board.waiting(self._slots[0], recorder.is_crowded())
         try:
             result = work.wait(timeout) if timeout else work.wait()
             self._complete()
