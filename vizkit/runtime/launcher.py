@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import numbers
 import operator
 import os
 import sys
@@ -23,6 +25,7 @@ from vizkit.runtime.supervisor import Supervisor
 from vizkit.runtime.worker import Setup
 
 RANK_BYTES = 40_000_000  # private memory of an idle rank; what it shares with the others is not counted
+MAX_TIMEOUT_S = 1e6  # torch counts milliseconds, and overflows
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
@@ -75,8 +78,8 @@ def launch(
                     backend=placement.backend,
                     device=placement.of_rank(rank, num_gpus),
                     store_path=store_path,
-                    timeout_s=float(timeout_s),
-                    seed=seed,
+                    timeout_s=min(float(timeout_s), MAX_TIMEOUT_S),
+                    seed=None if seed is None else int(seed),
                     num_threads=threads,
                     sample_memory=sample_memory,
                     environment=rank_environment(dict(os.environ), rank, size, placement),
@@ -140,9 +143,22 @@ def _check(fn: Any, timeout_s: Any, seed: Any) -> None:
         raise InvalidInputError.because(
             "fn", fn, "is called on each rank", "pass the function itself and its arguments: vk.launch(train, 3)"
         )
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < float("inf"):
+    if inspect.iscoroutinefunction(fn):
+        raise InvalidInputError.because(
+            "fn",
+            fn,
+            "is a coroutine function, and no event loop runs on a rank",
+            "call asyncio.run in a plain function",
+        )
+    if (
+        isinstance(timeout_s, bool)
+        or not isinstance(timeout_s, numbers.Real)
+        or not 0 < float(timeout_s) < float("inf")
+    ):
         raise InvalidInputError.because("timeout_s", timeout_s, "is a positive number of seconds", "use timeout_s=30")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+    if seed is not None and (
+        isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**63
+    ):
         raise InvalidInputError.because("seed", seed, "is None or a whole number from 0 on", "use seed=0")
     if current.board() is not None:
         raise InvalidInputError.because(

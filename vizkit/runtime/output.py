@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TextIO
 
 TAG_START, TAG_END = b"\x1e", b"\x1f"
+_TAG = re.compile(TAG_START + rb"(\d+)" + TAG_END)
 ENDED = 2**63
 
 
@@ -83,11 +85,9 @@ class LineReader:
 
     def _parse(self, line: bytes) -> tuple[int, str]:
         # what a C library or a child process wrote carries no tag and belongs to the rank's last epoch
-        before, start, tagged = line.partition(TAG_START)
-        if start:
-            number, _, after = tagged.partition(TAG_END)
-            self._epoch = int(number)
-            line = before + after
+        if found := _TAG.search(line):
+            self._epoch = int(found[1])
+            line = line[: found.start()] + line[found.end() :]
         text = line.decode("utf-8", "replace").rstrip("\r")
         return self._epoch, text.rsplit("\r", 1)[-1]  # of a line that rewrote itself, what was left standing
 

@@ -6,9 +6,12 @@ guarded.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
+import os
+import signal
 
 NEEDED = (
     "torch",
@@ -22,9 +25,23 @@ NEEDED = (
     "vizkit.runtime.worker",
 )
 
+
+def end_ranks(server: int) -> None:
+    """The notebook is gone: end each rank with all that it has started, before the system ends the rank alone."""
+    if os.getpid() != server:
+        return
+    with contextlib.suppress(OSError), open(f"/proc/{server}/task/{server}/children") as file:
+        for rank in map(int, file.read().split()):
+            with contextlib.suppress(OSError):
+                os.killpg(rank, signal.SIGKILL)
+
+
 for _name in NEEDED:
     with contextlib.suppress(Exception):
         importlib.import_module(_name)
+
+os.setpgid(0, 0)  # what kills the notebook's whole process group leaves this one time to see to the ranks
+atexit.register(end_ranks, os.getpid())
 
 gc.collect()
 gc.freeze()  # the collector then leaves these pages alone, and ranks go on sharing them

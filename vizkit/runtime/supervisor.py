@@ -134,13 +134,16 @@ class Supervisor:
         self._selector.register(handle.process.sentinel, selectors.EVENT_READ, handle)
 
     def wait(self) -> list[Any]:
-        """What each rank answered, in order of ranks; raises `RankFailedError` or `RanksStuckError`."""
+        """What each rank answered, in order of ranks.
+
+        Raises `RankFailedError`, `RanksStuckError`, or `TransportError` for a result that cannot be built again here.
+        """
         while not all(handle.answered for handle in self._handles):
             self._step()
             if any(handle.failure or handle.exited for handle in self._handles):
                 self._raise_failure()
             self._look_for_hang()
-        return [transport.unpack(self._answers[handle.rank]) for handle in self._handles]
+        return [transport.unpack_result(h.rank, self._answers[h.rank]) for h in self._handles]
 
     def _step(self) -> None:
         epochs = [self._board.posted_by(handle.rank) for handle in self._handles]

@@ -59,7 +59,19 @@ class _Pickler(cloudpickle.Pickler):
             return _code_with_filename, (arguments, obj.co_filename)
         if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and obj.__name__ in sys.modules:
             return importlib.import_module, (obj.__name__,)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and vars(obj).get("__slots__") and reduced is not NotImplemented:
+            return _with_slots(obj, reduced)
+        return reduced
+
+
+def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """cloudpickle sets a class's `__slots__` only after making it, when they have no effect any more."""
+    maker, arguments, *rest = reduced
+    if maker is not cloudpickle.cloudpickle._make_skeleton_class:
+        return reduced
+    metaclass, name, bases, namespace, *more = arguments
+    return maker, (metaclass, name, bases, {**namespace, "__slots__": vars(kind)["__slots__"]}, *more), *rest
 
 
 def _code_with_filename(arguments: tuple[Any, ...], filename: str) -> types.CodeType:
@@ -126,6 +138,18 @@ def unpack(descriptor: int) -> Any:
     index: Sequence[tuple[int, int]] = pickle.loads(view[index_at : index_at + index_length])
     head, *buffers = (view[start : start + size] for start, size in index)
     return pickle.loads(head, buffers=buffers)
+
+
+def unpack_result(rank: int, descriptor: int) -> tuple[Any, Any]:
+    """What `pack_result` packed; raises `TransportError` where the result cannot be built again here."""
+    try:
+        result, record = unpack(descriptor)
+    except Exception as error:
+        raise TransportError(
+            f"the result of rank {rank} has arrived but cannot be built again here: {type(error).__name__}: {error}; "
+            "return plain data and tensors, and of a wrapped model its `.module` or `state_dict()`"
+        ) from error
+    return result, record
 
 
 def send_file(channel: socket.socket, tag: int, descriptor: int) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
-from multiprocessing import connection, parent_process
+from multiprocessing import connection, current_process, parent_process
 from typing import Any
 
 from vizkit.runtime import current, transport
@@ -86,12 +86,14 @@ def main(channel: socket.socket) -> None:
     """Be a rank; never returns."""
     os.setpgid(0, 0)  # whatever this rank starts ends with its group
     _die_with_parent()
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # so that it may have data loader workers
     files = dict(_receive(channel) for _ in range(6))
     setup: Setup = transport.unpack(files[Message.SETUP])
     board = Board(files[Message.BOARD], setup.world_size, setup.rank)
     streams = _redirect(files[Message.STDOUT], files[Message.STDERR], board)
     threading.Thread(target=_end_with_parent, name="vizkit-watch", daemon=True).start()
     signal.signal(signal.SIGTERM, _leave)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     faulthandler.register(STACK_SIGNAL, file=files[Message.STACKS], all_threads=True)
     code = 1
     try:
@@ -134,7 +136,7 @@ def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
-        os._exit(ORPHANED)
+        os.killpg(0, signal.SIGKILL)  # this rank, and whatever it has started
 
 
 def _leave(signum: int, frame: object) -> None:
