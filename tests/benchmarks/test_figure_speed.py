@@ -51,7 +51,7 @@ def plotlys_own(trace: vk.Trace) -> str:
 
 
 def test_ten_thousand_spans(compare: Compare) -> None:
-    """At most four times what Plotly's bare timeline takes, and two and a half times its bytes, animation and hover included."""
+    """At most four times the time of Plotly's bare timeline and 2.5 times its bytes, with animation and hover."""
     trace = trace_of(MANY)
     ours_s, ours_bytes = timed(lambda: vk.timeline(trace).to_json(), 3)
     peer_s, peer_bytes = timed(lambda: plotlys_own(trace), 3)
