@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from threading import get_ident
 from time import monotonic_ns
@@ -132,7 +133,8 @@ class RecordingProcessGroup(ProcessGroup):
             operation = _operation(method.kind, channel, self._messages[channel], members, tensors, peer)
             self._messages[channel] += 1
             slot = recorder.board.post(operation)
-        inner_work = getattr(self._inner, name)(*args, **kwargs)
+        with self._connecting(slot):
+            inner_work = getattr(self._inner, name)(*args, **kwargs)
         number = next(recorder.numbers)
         recorded = self._posted(
             (number, method.kind, info, num_bytes(tensors), peer, tag, ()), slot, inner_work, True, wall, mark
@@ -140,6 +142,19 @@ class RecordingProcessGroup(ProcessGroup):
         if from_anybody and recorded is not None:
             recorded.on_arrival = functools.partial(self._learn_source, number, tag)
         return recorded
+
+    @contextlib.contextmanager
+    def _connecting(self, slot: int) -> Iterator[None]:
+        """Gloo posts the first message between two ranks only once they are connected, which can take for ever."""
+        recorder, board = self.recorder, self.recorder.board
+        if board is None or get_ident() != recorder.thread:
+            yield
+            return
+        board.waiting(slot, recorder.is_crowded())
+        try:
+            yield
+        finally:
+            board.resumed()
 
     def _posted(self, call: tuple[Any, ...], slot: int, inner_work: Any, is_async: bool, wall: int, mark: Any) -> Any:
         """Notes a call that has just been posted, and wraps its work.
