@@ -243,7 +243,11 @@ FAULTS = [
         r".*: ranks wait for each other in a circle \(0 -> 1 -> 2 -> 3 -> 0\); rank 0 waits in send 1 to rank 1",
     ),
     Fault(
-        all_receive_first, STUCK, 0, r".*in a circle \(0 -> 3 -> 2 -> 1 -> 0\); rank 0 waits in receive 1 from rank 3"
+        all_receive_first,
+        STUCK,
+        0,
+        r".*in a circle \(0 -> 3 -> 2 -> 1 -> 0\); rank 0 waits in receive 1 from rank 3, "
+        r"float32 \[2\], which rank 3 never sent",
     ),
     Fault(
         groups_in_opposite_order,

@@ -26,6 +26,7 @@ STATE_WORDS = {
     State.FAILED: "failed",
 }
 SHORT = 120
+_OMISSIONS = {SpanKind.SEND: "received", SpanKind.RECEIVE: "sent"}
 CONSEQUENCES = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Socket Timeout|Timed out|timed out|wait timeout|Connect timeout|"
     r"stopped by the notebook|remote process exited|NCCL communicator was aborted|unhandled system error"
@@ -182,9 +183,10 @@ def stuck_text(stuck: Sequence[Blocked], snapshots: Sequence[Snapshot], fates: M
         names = [blocked.rank for blocked in members]
         missing = sorted({rank for blocked in members for rank in blocked.missing})
         verb = "waits" if len(names) == 1 else "wait"
+        operation = members[0].operation
+        omission = _OMISSIONS.get(operation.kind, "entered")
         waits.append(
-            f"{ranks_text(names)} {verb} in {operation_text(members[0].operation)}, "
-            f"which {ranks_text(missing)} never entered"
+            f"{ranks_text(names)} {verb} in {operation_text(operation)}, which {ranks_text(missing)} never {omission}"
         )
     circle = cycle(stuck)
     left = sorted({rank for blocked in stuck for rank in blocked.missing} & fates.keys())

@@ -75,8 +75,7 @@ class Run:
         ]
         virtual = self.replay()
         moved = int(traffic(virtual).wire_bytes.sum())
-        calls = self._num_communications()
-        lines.append(f"{bytes_text(moved)} moved between ranks (on the wire) by {calls} communications a rank")
+        lines.append(f"{bytes_text(moved)} moved between ranks (on the wire) by {self._communications_text()} a rank")
         compute = breakdown(virtual).compute
         if compute.max(initial=0) > 0:
             slowest = int(compute.argmax())
@@ -86,9 +85,10 @@ class Run:
             )
         return "\n".join(lines)
 
-    def _num_communications(self) -> str:
+    def _communications_text(self) -> str:
         counts = [sum(1 for _ in rank.calls) for rank in self.record.ranks]
-        return f"{min(counts)} to {max(counts)}" if min(counts) != max(counts) else str(counts[0])
+        least, most = min(counts), max(counts)
+        return f"{most if least == most else f'{least} to {most}'} communication{'s' * (most != 1)}"
 
     def __repr__(self) -> str:
         return self.summary()
