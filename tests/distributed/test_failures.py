@@ -307,6 +307,38 @@ def test_a_slow_rank_is_told_apart_from_a_hang() -> None:
     assert "took longer than timeout_s=2 allows: rank 1 has entered 1 communication, rank 0 more" in str(caught.value)
 
 
+def test_the_timeout_holds_while_the_backend_connects() -> None:
+    """gloo tries to connect for several times its timeout; the launch ends after the timeout that was asked for."""
+
+    def absent() -> None:
+        if rank() == 1:
+            time.sleep(60)
+        all_reduce(2)
+
+    started = time.monotonic()
+    with pytest.raises(vk.RanksStuckError, match="took longer than timeout_s=3 allows: rank 1 has entered 0") as caught:
+        vk.launch(absent, world_size=2, timeout_s=3)
+    assert time.monotonic() - started < 20
+    assert caught.value.rank == 1
+
+
+def test_a_folder_too_deep_for_a_socket_is_named(tmp_path) -> None:
+    """Where TMPDIR is too long for the forkserver's socket, the message says so, and what to do."""
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    script = (
+        "import vizkit as vk\ntry:\n    vk.launch(int, world_size=1)\nexcept vk.InvalidInputError as e:\n    print(e)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"TMPDIR": str(deep)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "is too long a path for a socket; use a short one: TMPDIR=/tmp" in done.stdout, done.stderr
+
+
 def test_slow_ranks_without_a_hang_are_left_alone() -> None:
     """Waiting for a rank that computes, sleeps or is busy in another group is no hang."""
 

@@ -28,6 +28,7 @@ ANY_NUMEL = -1
 _HEADER = struct.Struct("<BBBxiQQ")  # state, crowded, in backward, slot waited for, posted, finished
 _STATE = struct.Struct("<B")
 _WAITING = struct.Struct("<i")
+_WAIT = struct.Struct("<iQQ")
 _COUNT = struct.Struct("<Q")
 _PROGRESS = struct.Struct("<QQ32s")
 # key, sequence, kind, dimensions, text length, peer, members, elements, first four dims, "dtype|detail", finished
@@ -227,6 +228,11 @@ class Board:
             is_crowded=bool(is_crowded),
             in_backward=bool(in_backward),
         )
+
+    def wait_of(self, rank: int) -> tuple[int, int] | None:
+        """What the main thread of `rank` waits for, as a pair that is another for each wait; None while it goes on."""
+        waiting, posted, _ = _WAIT.unpack_from(self._memory, rank * RECORD_BYTES + _WAITING_AT)
+        return None if waiting == NOT_WAITING else (waiting, posted)
 
     def progress_of(self, rank: int) -> tuple[int, int, str]:
         """Steps done, steps in all (0: unknown) and label that `rank` reports."""

@@ -11,11 +11,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import popen_spawn_posix, spawn
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from vizkit.errors import InvalidInputError
 
 METHOD_ENV = "VIZKIT_START_METHOD"
 PRELOAD = "vizkit.runtime.preload"
@@ -53,9 +56,22 @@ class Nursery:
                 except ChildProcessError:  # it died, and somebody else has taken note of its death
                     self._server = _new_server()
                     self._server.ensure_running()
+                except OSError as error:
+                    if "AF_UNIX path too long" not in str(error):
+                        raise
+                    raise InvalidInputError.because(
+                        "TMPDIR",
+                        tempfile.gettempdir(),
+                        "is too long a path for a socket",
+                        "use a short one: TMPDIR=/tmp",
+                    ) from error
 
     def warm_in_background(self) -> None:
-        threading.Thread(target=self.warm, name="vizkit-warm", daemon=True).start()
+        def warm() -> None:
+            with contextlib.suppress(Exception):  # a launch will meet the same obstacle, and say so where it is read
+                self.warm()
+
+        threading.Thread(target=warm, name="vizkit-warm", daemon=True).start()
 
     def start(self, target: Callable[..., None], args: tuple[Any, ...], name: str) -> RankProcess:
         """Start a process that calls `target(*args)`; an interrupt meant for the notebook does not reach it."""

@@ -25,6 +25,7 @@ from vizkit.runtime.worker import main as rank_main
 
 POLL_S = 0.05
 QUIET_S = 0.8  # no rank has entered or left a communication for so long: look whether one still can
+OVERTIME_S = 2.0  # beyond its timeout a communication should have been ended by the backend
 GRACE_S = 0.4  # after a first failure, for the one that caused it to be heard too
 STOP_S = 1.0  # from asking a rank to stop until it is killed
 READ_BYTES = 1 << 16
@@ -44,6 +45,8 @@ class RankHandle:
     failure: Failure | None = None
     exited: bool = False
     processor_ticks: int = -1
+    wait: tuple[int, int] | None = None  # what its main thread waits for
+    waits_since_s: float = 0.0
 
     @property
     def over(self) -> bool:
@@ -143,6 +146,7 @@ class Supervisor:
             if any(handle.failure or handle.exited for handle in self._handles):
                 self._raise_failure()
             self._look_for_hang()
+            self._look_for_overtime()
         return [transport.unpack_result(h.rank, self._answers[h.rank]) for h in self._handles]
 
     def _step(self) -> None:
@@ -254,6 +258,16 @@ class Supervisor:
                 handle.process.join(STOP_S)
                 fates[handle.rank] = exit_text(handle.process.exitcode)
         return fates
+
+    def _look_for_overtime(self) -> None:
+        """While it connects, gloo waits several times as long as it was told to."""
+        now = time.monotonic()
+        for handle, setup in zip(self._handles, self._setups, strict=True):
+            wait = self._board.wait_of(handle.rank)
+            if wait is None or handle.over or wait != handle.wait:
+                handle.wait, handle.waits_since_s = wait, now
+            elif now - handle.waits_since_s > setup.timeout_s + OVERTIME_S:
+                self._raise_stuck(timed_out=True)
 
     def _look_for_hang(self) -> None:
         fingerprint = self._board.fingerprint()
