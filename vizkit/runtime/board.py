@@ -43,6 +43,7 @@ RECORD_BYTES = _RING_AT + RING * SLOT_BYTES
 
 NOT_WAITING = -1
 _BEING_WRITTEN = _KEY.pack(0, 0xFFFFFFFF)
+_NOT_FINISHED = bytes(SLOT_BYTES - _FINISHED_FLAG_AT)
 
 
 class State(enum.IntEnum):
@@ -147,27 +148,27 @@ class Board:
     def post(self, operation: Operation) -> int:
         """Note that this rank enters `operation`; the number returned stands for it in `waiting` and `finished`.
 
-        Raises `CollectiveMismatchError` where another member has entered the same operation with other arguments.
+        Raises `CollectiveMismatchError` where a neighbour in the group has entered it with other arguments.
         """
         kind, key, sequence, members, dtype, shape, numel, peer, detail = operation
-        crc, bits, others = self._channels.get((key, members)) or self._channel(key, members)
+        crc, bits, neighbours = self._channels.get((key, members)) or self._channel(key, members)
         slot = (crc + sequence) % RING
         offset = _RING_AT + slot * SLOT_BYTES
         memory, base = self._memory, self._base
         mine = base + offset
         stamp = _KEY.pack(crc, sequence & 0xFFFFFFFF)
-        body = _body(kind, dtype, shape, numel, peer, detail, bits)
+        entry = stamp + _body(kind, dtype, shape, numel, peer, detail, bits)
         memory[mine : mine + _BODY_AT] = _BEING_WRITTEN
-        memory[mine + _BODY_AT : mine + _FINISHED_FLAG_AT] = body
-        memory[mine + _FINISHED_FLAG_AT] = 0
+        memory[mine + _BODY_AT : mine + SLOT_BYTES] = entry[_BODY_AT:] + _NOT_FINISHED
         memory[mine : mine + _BODY_AT] = stamp  # last, so that nobody compares a slot half written
         self.posted += 1
         _COUNT.pack_into(memory, base + _POSTED_AT, self.posted)
-        for member, member_base in others:
+        for member, member_base in neighbours:
             there = member_base + offset
+            theirs = memory[there : there + _FINISHED_FLAG_AT]
             if (
-                memory[there : there + _BODY_AT] == stamp
-                and memory[there + _BODY_AT : there + _FINISHED_FLAG_AT] != body
+                theirs != entry
+                and theirs.startswith(stamp)
                 and (conflict := mismatch(operation, self._rank, _read_slot(memory, there), member))
                 and memory[there : there + _BODY_AT] == stamp  # not overwritten while it was read
             ):
@@ -175,9 +176,14 @@ class Board:
         return slot
 
     def _channel(self, key: str, members: tuple[int, ...]) -> tuple[int, int, list[tuple[int, int]]]:
-        """The key's number, the members as bits, and the other members with the places of their records."""
-        others = [(member, member * RECORD_BYTES) for member in members if member != self._rank]
-        channel = zlib.crc32(key.encode()), sum(1 << member for member in set(members)), others
+        """The key's number, the members as bits, and the neighbours in the group with the places of their records.
+
+        Where not all members agree, two neighbours disagree: to look at those two is enough in a group of any size.
+        """
+        here = members.index(self._rank) if self._rank in members else 0
+        neighbours = {members[here - 1], members[(here + 1) % len(members)]} - {self._rank}
+        places = [(member, member * RECORD_BYTES) for member in sorted(neighbours)]
+        channel = zlib.crc32(key.encode()), sum(1 << member for member in set(members)), places
         self._channels[key, members] = channel
         return channel
 

@@ -248,6 +248,8 @@ def _reduction_name(options: Any, kwargs: dict[str, Any]) -> str:
     ('MAX', 'SUM', 'SUM')
     """
     reduction = getattr(options, "reduceOp", kwargs.get("op", options))
+    if reduction == ReduceOp.SUM:  # the usual one, and quicker to compare than to name
+        return "SUM"
     reduction = getattr(reduction, "op", reduction)
     return "SUM" if reduction is None else _REDUCTIONS.get(reduction.value, "")
 
