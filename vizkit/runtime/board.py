@@ -138,7 +138,7 @@ class Board:
         self._base = max(rank, 0) * RECORD_BYTES
         self.posted = 0
         self._finished = 0
-        self._channels: dict[tuple[str, tuple[int, ...]], tuple[int, int, list[tuple[int, int]]]] = {}
+        self._channels: dict[str, tuple[int, int, list[tuple[int, int]]]] = {}
         if rank >= 0:
             _WAITING.pack_into(self._memory, self._base + _WAITING_AT, NOT_WAITING)
 
@@ -151,7 +151,7 @@ class Board:
         Raises `CollectiveMismatchError` where a neighbour in the group has entered it with other arguments.
         """
         kind, key, sequence, members, dtype, shape, numel, peer, detail = operation
-        crc, bits, neighbours = self._channels.get((key, members)) or self._channel(key, members)
+        crc, bits, neighbours = self._channels.get(key) or self._channel(key, members)
         slot = (crc + sequence) % RING
         offset = _RING_AT + slot * SLOT_BYTES
         memory, base = self._memory, self._base
@@ -184,7 +184,7 @@ class Board:
         neighbours = {members[here - 1], members[(here + 1) % len(members)]} - {self._rank}
         places = [(member, member * RECORD_BYTES) for member in sorted(neighbours)]
         channel = zlib.crc32(key.encode()), sum(1 << member for member in set(members)), places
-        self._channels[key, members] = channel
+        self._channels[key] = channel
         return channel
 
     def waiting(self, slot: int, is_crowded: bool = False) -> None:

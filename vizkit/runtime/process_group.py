@@ -157,21 +157,34 @@ class RecordingProcessGroup(ProcessGroup):
             board.resumed()
 
     def _posted(self, call: tuple[Any, ...], slot: int, inner_work: Any, is_async: bool, wall: int, mark: Any) -> Any:
-        """Notes a call that has just been posted, and wraps its work.
-
-        The wait of a call that is not async follows at once, so that the return of the wait tells when it was over, and
-        one reading of the work clock on either side is enough.
-        """
+        """Notes a call just posted; gives its work, wrapped, or None where it is over, as torch's backends do."""
         recorder = self.recorder
-        recorded = None
         if self._coalesced is not None:
             self._coalesced.append((call[0], slot))
-        if inner_work is not None:
-            recorded = RecordedWork(inner_work, recorder, (call[0],), (slot,), is_async)
-            if is_async and recorder.futures_tell_time and call[1] not in _TELLS_NOBODY:
-                recorded.watch()
+            is_async = True
         recorder.note_call(call, inner_work, wall, mark, is_async)
+        if inner_work is None:
+            return None
+        if not is_async:
+            return self._wait_at_once(call[0], slot, inner_work)
+        recorded = RecordedWork(inner_work, recorder, (call[0],), (slot,))
+        if recorder.futures_tell_time and call[1] not in _TELLS_NOBODY:
+            recorded.watch()
         return recorded
+
+    def _wait_at_once(self, number: int, slot: int, inner_work: Any) -> None:
+        """The wait of a call that is not async, without a work object in between: the usual call, so the quickest."""
+        recorder, wall = self.recorder, monotonic_ns()
+        board = recorder.board if get_ident() == recorder.thread else None  # the notebook watches the main thread
+        if board is not None:
+            board.waiting(slot, recorder.is_crowded())
+        try:
+            inner_work.wait()
+            recorder.note_done(number, slot)
+        finally:
+            if board is not None:
+                board.resumed()
+            recorder.note_wait((number,), wall, None)
 
     def _learn_source(self, number: int, tag: int, source: int) -> None:
         """A receive from anybody has found its sender: one more message has passed on that edge."""

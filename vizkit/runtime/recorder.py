@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from datetime import timedelta
-from threading import active_count, get_ident
+from threading import _active as live_threads  # type: ignore[attr-defined]
 from threading import enumerate as enumerate_threads
+from threading import get_ident
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ class Recorder:
         self.device_works: dict[int, Any] = {}
         self.memory = MemorySampler(memory_reader(backend == "nccl")) if sample_memory else None
         self.thread = get_ident()
-        self._num_threads = active_count()
+        self._num_threads = len(live_threads)
         self.started: tuple[int, Any] = (0, None)
         self.stopped: tuple[int, Any] | None = None
         self._open: list[SpanKind] = []
@@ -115,7 +116,7 @@ class Recorder:
     def start(self) -> None:
         """Forgets what came before: the user's function begins on this thread."""
         self.thread = get_ident()
-        self._num_threads = active_count()
+        self._num_threads = len(live_threads)
         self.clock.start()
         for table in (self.events, self.done_ns, self.sources, self.device_works, self._open, self._optimizer_depths):
             table.clear()
@@ -161,7 +162,7 @@ class Recorder:
 
     def is_crowded(self) -> bool:
         """Whether other threads of the user's program are alive, which may do what this one waits for."""
-        if active_count() == self._num_threads:
+        if len(live_threads) == self._num_threads:  # active_count() takes a lock, too dear in the hot path
             return False
         return any(not thread.daemon and thread.ident != self.thread for thread in enumerate_threads())
 

@@ -21,15 +21,12 @@ class RecordedWork(Work):
     """What to do with the source of a receive from anybody."""
     _is_watched = False
 
-    def __init__(
-        self, work: Any, recorder: Recorder, calls: tuple[int, ...], slots: tuple[int, ...], is_async: bool = True
-    ) -> None:
+    def __init__(self, work: Any, recorder: Recorder, calls: tuple[int, ...], slots: tuple[int, ...]) -> None:
         super().__init__()
         self._work = work
         self._recorder = recorder
         self._calls = calls
         self._slots = slots
-        self._is_async = is_async
 
     def watch(self) -> None:
         """Notes the completion when it happens, from the backend's own thread."""
@@ -40,7 +37,7 @@ class RecordedWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         recorder, work = self._recorder, self._work
         board = recorder.board
-        wall, mark = monotonic_ns(), recorder.read_clock() if self._is_async else None
+        wall, mark = monotonic_ns(), recorder.read_clock()
         if get_ident() != recorder.thread:
             board = None  # the notebook watches the main thread
         if board is not None:
