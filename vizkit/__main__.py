@@ -26,11 +26,12 @@ def demo(arguments: argparse.Namespace) -> int:
     for line in findings(run, arguments):
         print(line)
 
+    from vizkit.figures.html import write_html
+
     virtual = run.replay()
     figures = [vk.timeline(last_steps(virtual, STEPS_SHOWN)), vk.traffic_map(virtual)]
-    page = vk.to_html(figures, title=f"Digits on {arguments.ranks} ranks")
-    arguments.out.write_text(page, encoding="utf-8")
-    size = bytes_text(len(page.encode()))
+    page = write_html(arguments.out, figures, title=f"Digits on {arguments.ranks} ranks")
+    size = bytes_text(page.stat().st_size)
     print(f"\n{arguments.out} plays back the last {STEPS_SHOWN} steps; it needs no network ({size}).")
     return 0
 

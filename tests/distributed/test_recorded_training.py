@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import vizkit as vk
+from tests.distributed.readings import kinds, table
 from vizkit.record import Wait
-from vizkit.runtime.run import Run
-from vizkit.trace import COMMUNICATION_KINDS, Role
+from vizkit.trace import COMMUNICATION_KINDS
 
 FLOAT_BYTES = 4
-
-
-def table(run: Run) -> list[tuple[str, list[int], int, int]]:
-    return [tuple(row) for row in run.collectives.values.tolist()]
-
-
-def kinds(run: Run, rank: int = 0) -> list[str]:
-    """The labelled compute of a rank on the virtual clock, in order; waits and unlabelled stretches are left out."""
-    spans = sorted(run.replay().filter(rank=rank), key=lambda span: span.start_ns)
-    labelled = (span.kind.value for span in spans if span.kind.role is Role.COMPUTE and span.name)
-    return [kind for kind, _ in groupby(labelled)]
 
 
 class Net(nn.Module):

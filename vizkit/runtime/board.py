@@ -2,8 +2,8 @@
 
 Every rank has one record: its state, its counters, and a ring with its last `RING` communications. A rank writes only
 its own record, so no lock is needed. Before a rank enters a communication it notes what it is about to do and looks
-at what the other members noted for the same one: whoever comes later sees a mismatch before the backend can hang or
-crash on it.
+at what its neighbours in the group noted for the same one: whoever comes later sees a mismatch before the backend can
+hang or crash on it.
 """
 
 from __future__ import annotations
