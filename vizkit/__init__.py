@@ -22,6 +22,11 @@ _HOME_OF = {
     "Link": "hardware",
     "FREE_LINK": "hardware",
     "Durations": "durations",
+    "Action": "schedules.actions",
+    "Schedule": "schedules.schedule",
+    "schedule": "schedules.catalogue",
+    "schedule_names": "schedules.catalogue",
+    "simulate": "simulator",
     "VizkitError": "errors",
     "InvalidInputError": "errors",
     "RankFailedError": "errors",
@@ -46,7 +51,7 @@ _HOME_OF = {
     "to_html": "figures.html",
     "check": "exercises",
 }
-_MODULES = ("collectives", "exercises", "figures", "metrics", "replay", "runtime", "widgets")
+_MODULES = ("collectives", "exercises", "figures", "metrics", "replay", "runtime", "schedules", "widgets")
 
 __all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])
 

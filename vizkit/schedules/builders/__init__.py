@@ -1,0 +1,5 @@
+"""The builders of all named schedules, in one table."""
+
+from vizkit.schedules.builders import classic
+
+RECIPES = classic.RECIPES
