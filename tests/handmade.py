@@ -7,6 +7,8 @@ from typing import Any
 
 from vizkit.lanes import Label
 from vizkit.record import Call, Event, RankRecord, Record, SpanClosed, SpanOpened, Wait
+from vizkit.schedules import Schedule
+from vizkit.schedules.dependencies import Dependencies
 from vizkit.trace import SpanKind
 
 Step = tuple[Any, ...]
@@ -65,4 +67,30 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Record:
                     steps.append(("post", f"{kind} to {destination} {microbatch}", "send", {"peer": destination}))
                 steps.append(("close",))
         programs.append(steps)
+    return record(*programs)
+
+
+def pipeline(schedule: Schedule, payload_bytes: int = 0) -> Record:
+    """What ranks do that execute this schedule: a span for each action, receives waited for before, sends after it."""
+    needs = Dependencies.of(schedule)
+    makers = {int(maker): taker for taker, maker in enumerate(needs.input.tolist()) if maker >= 0}
+    actions, owner = list(schedule), schedule.rank.tolist()
+    programs: list[list[Step]] = [[] for _ in range(schedule.num_ranks)]
+    position = 0
+    for rank, row in enumerate(schedule.rows):
+        for cell in row:
+            mine = range(position, position + len(cell))
+            for action in mine:
+                maker = int(needs.input[action])
+                if maker >= 0 and owner[maker] != rank:
+                    message = {"peer": owner[maker], "tag": maker, "payload_bytes": payload_bytes}
+                    programs[rank] += [("post", f"receive {maker}", "receive", message), ("wait", f"receive {maker}")]
+                label = {"stage": actions[action].stage, "microbatch": actions[action].microbatch}
+                programs[rank] += [("open", actions[action].kind, label), ("close",)]
+            for action in mine:
+                taker = makers.get(action)
+                if taker is not None and owner[taker] != rank:
+                    message = {"peer": owner[taker], "tag": action, "payload_bytes": payload_bytes}
+                    programs[rank].append(("post", f"send {action}", "send", message))
+            position += len(cell)
     return record(*programs)

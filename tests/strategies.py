@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from vizkit.collectives import Algorithm
+from vizkit.schedules import Action, Schedule
 from vizkit.trace import NONE, NS_PER_S, Clock, Counter, Span, SpanKind, Trace
 
 RANKS = 4
@@ -65,3 +66,55 @@ def drawn(rows: list[str], cell_ns: int = NS_PER_S) -> Trace:
         ],
         clock=Clock.IDEAL,
     )
+
+
+@st.composite
+def schedules(draw: st.DrawFn, overlaps: bool = True, max_ranks: int = 4) -> Schedule:
+    """Any schedule that can run: stages anywhere, actions in any order that their inputs allow, some in one cell."""
+    num_ranks, num_stages = sorted((draw(st.integers(1, max_ranks)), draw(st.integers(1, 6))))
+    owners = [*range(num_ranks), *(draw(st.integers(0, num_ranks - 1)) for _ in range(num_stages - num_ranks))]
+    stage_ranks = draw(st.permutations(owners))
+    num_microbatches = draw(st.integers(1, 4))
+    trains, splits = draw(st.booleans()), draw(st.booleans())
+    rows: list[list[tuple[Action, ...]]] = [[] for _ in range(num_ranks)]
+    done: set[Action] = set()
+    kinds = ("F",) if not trains else ("F", "I", "W") if splits else ("F", "B")
+    left = {
+        Action(stage, SpanKind(kind), microbatch)
+        for stage in range(num_stages)
+        for kind in kinds
+        for microbatch in range(num_microbatches)
+    }
+    while left:
+        ready = sorted(action for action in left if all(need in done for need in needs_of(action, num_stages, splits)))
+        action = draw(st.sampled_from(ready))
+        rows[stage_ranks[action.stage]].append((action,))
+        left.discard(action)
+        done.add(action)
+    if overlaps and trains:
+        _overlap(draw, rows)
+    return Schedule.from_rows(rows)
+
+
+def _overlap(draw: st.DrawFn, rows: list[list[tuple[Action, ...]]]) -> None:
+    """Joins some forwards with the backward after them, where the schedule can still run."""
+    for row in rows:
+        at = 0
+        while at + 1 < len(row):
+            (first,), (second,) = row[at], row[at + 1]
+            if first.kind == "F" and second.kind in ("B", "I") and draw(st.booleans()):
+                row[at : at + 2] = [(first, second)]
+                if Schedule.from_rows(rows).check():
+                    row[at : at + 1] = [(first,), (second,)]
+            at += 1
+
+
+def needs_of(action: Action, num_stages: int, splits: bool) -> list[Action]:
+    """The actions that have to come before this one."""
+    stage, kind, microbatch = action.stage, action.kind, action.microbatch
+    if kind == "F":
+        return [Action(stage - 1, kind, microbatch)] if stage else []
+    if kind == "W":
+        return [Action(stage, SpanKind.BACKWARD_INPUT, microbatch)]
+    after = [Action(stage + 1, kind, microbatch)] if stage < num_stages - 1 else []
+    return [Action(stage, SpanKind.FORWARD, microbatch), *after]

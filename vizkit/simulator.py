@@ -14,12 +14,12 @@ from vizkit.hardware import FREE_LINK, Link
 from vizkit.schedules.actions import ACTION_KINDS
 from vizkit.schedules.dependencies import Dependencies
 from vizkit.schedules.schedule import Schedule
+from vizkit.timing import Costs, run
 from vizkit.trace import NONE, NS_PER_S, Clock, Counter, SpanKind, Trace
 
 ACTIVATIONS = "activations"
 """Name of the counters of activation memory."""
 PER_RANK = "microbatches of one rank's layers"
-_UNKNOWN = -1
 
 
 def simulate(
@@ -59,33 +59,34 @@ def simulate(
     given = durations if isinstance(durations, Durations) else Durations(**durations)
     needs = Dependencies.of(schedule)
     _refuse_what_cannot_run(schedule, needs)
-    payloads = _by_stage("payload_bytes", payload_bytes, schedule)
-    edges = _edges(schedule, needs)
-    wire_ns = np.rint(payloads / link.bandwidth_bytes_per_s * NS_PER_S).astype(np.int64)[schedule.stage]
-    start, end, left, ready = _run(
-        schedule,
-        needs.input.tolist(),
-        _durations_ns(schedule, given).tolist(),
-        edges.tolist(),
-        wire_ns.tolist(),
-        round(link.latency_s * NS_PER_S),
-        blocking_sends,
-        _UNKNOWN if overlap_s is None else Durations(F=overlap_s).of_ns("F"),
+    edges = directed_edges(schedule, needs)
+    payloads = _payloads(schedule, edges, payload_bytes)
+    costs = Costs(
+        input=needs.input,
+        edge=edges,
+        duration_ns=_durations_ns(schedule, given),
+        wire_ns=np.rint(payloads * (NS_PER_S / link.bandwidth_bytes_per_s)).astype(np.int64),
+        latency_ns=round(link.latency_s * NS_PER_S),
+        blocking_sends=blocking_sends,
+        overlap_ns=_overlap_ns(overlap_s),
     )
+    times = run(schedule, costs)
+    if not times.finished:
+        raise _cannot_run(schedule)
     columns = {
         "rank": schedule.rank,
         "kind": schedule.kind,
-        "start_ns": start,
-        "end_ns": end,
+        "start_ns": times.start,
+        "end_ns": times.end,
         "stage": schedule.stage,
         "microbatch": schedule.microbatch,
     }
     if link != FREE_LINK or payloads.any():
-        columns = _with_messages(schedule, columns, edges, payloads, left - wire_ns, left, ready)
+        columns = _with_messages(schedule, columns, costs, payloads, times.ready)
     return Trace.from_columns(
         clock=Clock.IDEAL,
         world_size=schedule.num_ranks,
-        counters=_activations(schedule, start, end, activation_bytes, kept_for_weights),
+        counters=_activations(schedule, times.start, times.end, activation_bytes, kept_for_weights),
         notes={
             "schedule": schedule.name,
             "link": "free" if link == FREE_LINK else str(link),
@@ -124,6 +125,16 @@ def _durations_ns(schedule: Schedule, durations: Durations) -> np.ndarray:
     return table[schedule.kind, schedule.stage]
 
 
+def _overlap_ns(overlap_s: float | None) -> int:
+    if overlap_s is None:
+        return -1
+    if not (math.isfinite(overlap_s) and overlap_s >= 0):
+        raise InvalidInputError.because(
+            "overlap_s", overlap_s, "is finite and not negative", "give the seconds of one overlapped cell"
+        )
+    return round(overlap_s * NS_PER_S)
+
+
 def _by_stage(name: str, value: float | Sequence[float], schedule: Schedule) -> np.ndarray:
     values = np.asarray(value, float)
     if values.shape not in ((), (schedule.num_stages,)) or not (np.isfinite(values).all() and (values >= 0).all()):
@@ -136,8 +147,8 @@ def _by_stage(name: str, value: float | Sequence[float], schedule: Schedule) -> 
     return np.broadcast_to(values, schedule.num_stages)
 
 
-def _edges(schedule: Schedule, needs: Dependencies) -> np.ndarray:
-    """For each action, the number of the directed edge that its output takes to another rank; −1 where it takes none."""
+def directed_edges(schedule: Schedule, needs: Dependencies) -> np.ndarray:
+    """The directed edge that each action's output takes to another rank, source × ranks + target; −1 where none."""
     edges = np.full(len(schedule), NONE, np.int64)
     takers = np.flatnonzero(needs.input >= 0)
     makers = needs.input[takers]
@@ -147,103 +158,25 @@ def _edges(schedule: Schedule, needs: Dependencies) -> np.ndarray:
     return edges
 
 
-def _run(
-    schedule: Schedule,
-    needs: list[int],
-    duration: list[int],
-    edges: list[int],
-    wire_ns: list[int],
-    latency_ns: int,
-    blocking: bool,
-    overlap_ns: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Start and end of each action, when its message has left, and when its output is there for who needs it.
-
-    Runs each rank until it needs something that is not there yet; whoever makes that wakes it.
-    """
-    size = len(duration)
-    start, end, left = [0] * size, [0] * size, [0] * size
-    ready = [_UNKNOWN] * size
-    overlaps_next = [*schedule.joined[1:].tolist(), False]
-    joined = schedule.joined.tolist()
-    bounds = list(pairwise(schedule.offsets.tolist()))
-    positions = [first for first, _ in bounds]
-    clocks = [0] * len(bounds)
-    edge_free = [0] * (len(bounds) ** 2)
-    waiting: dict[int, int] = {}
-    runnable = list(range(len(bounds) - 1, -1, -1))
-
-    def release(action: int, now: int) -> int:
-        """Lets go of an action's output; returns when its rank may go on."""
-        left[action] = ready[action] = now
-        edge = edges[action]
-        if edge >= 0:
-            free = edge_free[edge]
-            edge_free[edge] = left[action] = gone = (now if now > free else free) + wire_ns[action]
-            ready[action] = arrived = gone + latency_ns
-            if blocking:
-                now = arrived
-        if action in waiting:
-            runnable.append(waiting.pop(action))
-        return now
-
-    while runnable:
-        rank = runnable.pop()
-        i, stop, now = positions[rank], bounds[rank][1], clocks[rank]
-        while i < stop:
-            together = overlap_ns >= 0 and overlaps_next[i]
-            needed = needs[i]
-            if needed >= 0:
-                there = ready[needed]
-                if there < 0:
-                    waiting[needed] = rank
-                    break
-                if there > now:
-                    now = there
-            if together and needs[i + 1] >= 0:
-                there = ready[needs[i + 1]]
-                if there < 0:
-                    waiting[needs[i + 1]] = rank
-                    break
-                now = max(now, there)
-            start[i] = now
-            if together:
-                start[i + 1] = now
-                now += overlap_ns
-                end[i] = end[i + 1] = now
-                now = max(release(i, now), release(i + 1, now))
-                i += 2
-                continue
-            now += duration[i]
-            end[i] = now
-            if not overlaps_next[i]:
-                if joined[i]:
-                    now = max(release(i - 1, now), release(i, now))
-                else:
-                    now = release(i, now)
-            i += 1
-        positions[rank], clocks[rank] = i, now
-    if any(position < stop for position, (_, stop) in zip(positions, bounds, strict=True)):
-        raise _cannot_run(schedule)
-    return np.array(start), np.array(end), np.array(left), np.array(ready)
+def _payloads(schedule: Schedule, edges: np.ndarray, payload_bytes: float | Sequence[float]) -> np.ndarray:
+    """Bytes of the message that each action sends; a gradient is as large as the activation that came that way."""
+    by_stage = _by_stage("payload_bytes", payload_bytes, schedule)
+    boundary = np.where(schedule.kind == SpanKind.FORWARD.code, schedule.stage, schedule.stage - 1)
+    return np.where(edges >= 0, by_stage[boundary], 0.0)
 
 
 def _with_messages(
-    schedule: Schedule,
-    columns: Mapping[str, np.ndarray],
-    edges: np.ndarray,
-    payloads: np.ndarray,
-    sent: np.ndarray,
-    left: np.ndarray,
-    arrived: np.ndarray,
+    schedule: Schedule, columns: Mapping[str, np.ndarray], costs: Costs, payloads: np.ndarray, ready: np.ndarray
 ) -> dict[str, np.ndarray]:
     """The columns with two spans more for each message: its send and its receive."""
-    makers = np.flatnonzero(edges >= 0)
-    source, target = edges[makers] // schedule.num_ranks, edges[makers] % schedule.num_ranks
+    makers = np.flatnonzero(costs.edge >= 0)
+    source, target = np.divmod(costs.edge[makers], schedule.num_ranks)
+    arrived = ready[makers]
+    left = arrived - costs.latency_ns
+    sent = left - costs.wire_ns[makers]
     stage = schedule.stage[makers]
-    step = np.where(schedule.kind[makers] == SpanKind.FORWARD.code, 1, -1)
-    # a gradient is as large as the activation that came over the same edge
-    size = np.rint(payloads[np.minimum(stage, stage + step)]).astype(np.int64)
+    next_stage = stage + np.where(schedule.kind[makers] == SpanKind.FORWARD.code, 1, -1)
+    size = np.rint(payloads[makers]).astype(np.int64)
     microbatch, numbers = schedule.microbatch[makers], np.arange(len(makers))
     none = np.full(len(schedule), NONE)
     parts = {
@@ -253,9 +186,9 @@ def _with_messages(
             np.full(len(makers), SpanKind.SEND.code),
             np.full(len(makers), SpanKind.RECEIVE.code),
         ),
-        "start_ns": (columns["start_ns"], sent[makers], sent[makers]),
-        "end_ns": (columns["end_ns"], left[makers], arrived[makers]),
-        "stage": (columns["stage"], stage, stage + step),
+        "start_ns": (columns["start_ns"], sent, sent),
+        "end_ns": (columns["end_ns"], left, arrived),
+        "stage": (columns["stage"], stage, next_stage),
         "microbatch": (columns["microbatch"], microbatch, microbatch),
         "payload_bytes": (0 * none, size, size),
         "peer": (none, target, source),
