@@ -45,6 +45,7 @@ _HOME_OF = {
     "fitness": "runtime.fitness",
     "timeline": "figures.timeline",
     "compare": "figures.comparison",
+    "pipeline_figure": "figures.pipeline",
     "traffic_map": "figures.traffic",
     "collective_steps": "figures.rings",
     "describe": "figures.describe",

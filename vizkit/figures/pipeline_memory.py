@@ -1,0 +1,116 @@
+"""Activation memory under a pipeline picture: a small area for each rank, all to one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vizkit.figures.describe import MAX_RANKS_LISTED
+from vizkit.figures.theme import PURPLE, TEXT, TimeAxis
+from vizkit.trace import Counter, Trace
+from vizkit.units import bytes_text
+
+COUNTER_NAMES = ("activations", "memory")
+"""The first that a trace has is drawn."""
+AREA = "rgba(204,121,167,0.45)"
+ROW_HEIGHT = 0.86
+"""Of a rank's area at the highest value, as a share of its row."""
+MAX_POINTS = 600
+"""Of one rank; where there are more, each keeps the highest value around it."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory counters of a trace: one a rank that has any, their highest value, and their unit."""
+
+    counters: tuple[Counter, ...]
+    highest: float
+    unit: str
+
+    @classmethod
+    def of(cls, trace: Trace) -> Memory | None:
+        """None where the trace has no such counters."""
+        for name in COUNTER_NAMES:
+            found = tuple(c for c in trace.counters if c.name == name and len(c.values))
+            if found:
+                highest = max(float(np.max(c.values)) for c in found)
+                return cls(found, highest, found[0].unit)
+        return None
+
+    def text(self, value: float) -> str:
+        """A value for people; bytes with their unit."""
+        return bytes_text(value) if self.unit == "bytes" else f"{value:.3g}"
+
+    @property
+    def peaks(self) -> dict[int, float]:
+        """The highest value of each rank that has a counter."""
+        return {counter.rank: float(np.max(counter.values)) for counter in self.counters}
+
+    def in_words(self) -> str:
+        """One line: the peak of each rank, or of the least and the most loaded where there are many."""
+        peaks = self.peaks
+        unit = "" if self.unit == "bytes" else f" ({self.unit})"
+        if len(peaks) <= MAX_RANKS_LISTED:
+            said = ", ".join(f"rank {rank} {self.text(peak)}" for rank, peak in peaks.items())
+        else:
+            least, most = min(peaks, key=peaks.__getitem__), max(peaks, key=peaks.__getitem__)
+            said = f"from {self.text(peaks[least])} on rank {least} to {self.text(peaks[most])} on rank {most}"
+        return f"Peak memory of activations{unit}: {said}."
+
+
+def memory_traces(
+    memory: Memory, axis: TimeAxis, duration: float, highest: float, yaxis: str, *, label_peaks: bool
+) -> list[dict[str, Any]]:
+    """An area for each rank, on its row of `yaxis` (row r from r + 1 up to r), and each rank's peak at its end.
+
+    `highest` is the value that fills a row; figures with several traces give them one.
+    """
+    scale = ROW_HEIGHT / (highest or 1)
+    xs, ys, values = [], [], []
+    for counter in memory.counters:
+        time, value = _thinned(axis.of(counter.times_ns), np.asarray(counter.values, float))
+        floor = counter.rank + 1.0
+        # a step from each sample to the next, closed along the floor, and a gap to the next rank
+        steps_x = np.repeat(np.append(time, duration), 2)[1:]
+        steps_y = floor - scale * np.append(np.repeat(value, 2), value[-1])
+        xs.append(np.concatenate([time[:1], steps_x, [duration, np.nan]]))
+        ys.append(np.concatenate([[floor], steps_y, [floor, np.nan]]))
+        values.append(np.concatenate([[0], np.append(np.repeat(value, 2), value[-1]), [0, np.nan]]))
+    drawn = [
+        {
+            "type": "scatter", "x": np.concatenate(xs), "y": np.concatenate(ys), "customdata": np.concatenate(values),
+            "mode": "lines", "line": {"width": 1, "color": PURPLE}, "fill": "toself", "fillcolor": AREA,
+            "hoveron": "points", "hovertemplate": "%{customdata:.4~s} at %{x:.6~g}<extra>memory</extra>",
+            "name": "activation memory", "legendgroup": "memory", "legendrank": 400, "showlegend": True,
+            "yaxis": yaxis,
+        }
+    ]  # fmt: skip
+    if label_peaks:
+        ranks = list(memory.peaks)
+        drawn.append(
+            {
+                "type": "scatter", "mode": "text", "x": [duration] * len(ranks), "y": [rank + 0.55 for rank in ranks],
+                "text": [f" {memory.text(peak)}" for peak in memory.peaks.values()], "textposition": "middle right",
+                "textfont": {"size": 11, "color": TEXT}, "cliponaxis": False, "hoverinfo": "skip",
+                "showlegend": False, "name": "peak", "legendgroup": "memory", "yaxis": yaxis,
+            }
+        )  # fmt: skip
+    return drawn
+
+
+def highest_of(memories: Sequence[Memory | None]) -> float:
+    """The value that fills a row, for all traces of a figure."""
+    return max((memory.highest for memory in memories if memory), default=0.0)
+
+
+def _thinned(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What is seen: of samples at one moment the last, and not more than `MAX_POINTS`."""
+    is_last = np.append(times[1:] > times[:-1], True)
+    times, values = times[is_last], values[is_last]
+    if len(times) <= MAX_POINTS:
+        return times, values
+    first = np.unique(np.linspace(0, len(times), MAX_POINTS, endpoint=False).astype(np.int64))
+    return times[first], np.maximum.reduceat(values, first)
