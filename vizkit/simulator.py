@@ -161,6 +161,8 @@ def directed_edges(schedule: Schedule, needs: Dependencies) -> np.ndarray:
 def _payloads(schedule: Schedule, edges: np.ndarray, payload_bytes: float | Sequence[float]) -> np.ndarray:
     """Bytes of the message that each action sends; a gradient is as large as the activation that came that way."""
     by_stage = _by_stage("payload_bytes", payload_bytes, schedule)
+    if not by_stage.any():
+        return np.zeros(len(edges))
     boundary = np.where(schedule.kind == SpanKind.FORWARD.code, schedule.stage, schedule.stage - 1)
     return np.where(edges >= 0, by_stage[boundary], 0.0)
 
@@ -214,18 +216,16 @@ def _activations(
         sizes = _by_stage("activation_bytes", activation_bytes, schedule)
     shares = np.zeros(max(kind.code for kind in ACTION_KINDS) + 1)
     shares[[kind.code for kind in ACTION_KINDS]] = (1, -1, kept - 1, -kept)
-    change = shares[schedule.kind] * sizes[schedule.stage]
+    change = (shares[:, None] * sizes)[schedule.kind, schedule.stage]
     times = np.where(schedule.kind == SpanKind.FORWARD.code, start, end)
     if not schedule.has_backward:  # nothing is kept beyond the forward
         change = np.stack([change, -change], axis=1).ravel()
         times = np.stack([start, end], axis=1).ravel()
-    per_action = len(times) // max(len(schedule), 1)
-    total = np.cumsum(change)
-    counters = []
-    for rank, (first, last) in enumerate(pairwise((schedule.offsets * per_action).tolist())):
-        if first < last:
-            before = total[first - 1] if first else 0.0
-            held = np.round(total[first:last] - before, 9)
-            unit = PER_RANK if activation_bytes is None else "bytes"
-            counters.append(Counter(ACTIVATIONS, rank, times[first:last], held, unit))
-    return counters
+    per_action = len(times) // len(schedule)
+    total = np.concatenate([[0.0], np.cumsum(change)])
+    unit = PER_RANK if activation_bytes is None else "bytes"
+    return [
+        Counter(ACTIVATIONS, rank, times[first:last], (total[first + 1 : last + 1] - total[first]).round(9), unit)
+        for rank, (first, last) in enumerate(pairwise((schedule.offsets * per_action).tolist()))
+        if first < last
+    ]
