@@ -64,7 +64,7 @@ def test_the_bubble_is_p_minus_1_over_m(name: str, num_ranks: int, num_microbatc
     assert found.over_total == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_simulation_is_a_replay_of_ranks_that_do_the_schedule(data: st.DataObject) -> None:
     """Two programs that share no code give the same start and end of each action, on any link."""
@@ -80,7 +80,7 @@ def test_a_simulation_is_a_replay_of_ranks_that_do_the_schedule(data: st.DataObj
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_schedule_beats_the_lower_bounds(data: st.DataObject) -> None:
     """The makespan is at least the busiest rank's work, and at least one microbatch's way through all stages."""
@@ -97,7 +97,7 @@ def test_no_schedule_beats_the_lower_bounds(data: st.DataObject) -> None:
     assert trace.extent_ns[1] >= max(int(work.max()), one_microbatch + hops * latency_ns)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_work_is_conserved_and_memory_never_negative(data: st.DataObject) -> None:
     """Every action once and for its whole time, one at a time on a rank; activations come back to none."""
@@ -119,7 +119,7 @@ def test_work_is_conserved_and_memory_never_negative(data: st.DataObject) -> Non
         assert (np.diff(counter.times_ns) >= 0).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_both_engines_agree(data: st.DataObject) -> None:
     """Fronts of all ranks and ranks one by one give the same times, also for blocking sends and where ranks wait."""
