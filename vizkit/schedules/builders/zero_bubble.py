@@ -1,0 +1,70 @@
+"""One stage a rank, backward split in two: the passes for the weights fill what 1F1B leaves empty."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vizkit.schedules.builders.merging import Passes, merge
+from vizkit.schedules.recipe import Recipe
+from vizkit.schedules.schedule import Schedule
+from vizkit.trace import SpanKind
+
+
+def zb_h1(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
+    """1F1B with W as late as 1F1B's memory allows (Qi et al., 2023, arXiv:2401.10241, handcrafted schedule 1).
+
+    Bubble (p−1)(F+I−W) for W ≤ F and m ≥ p, where 1F1B has (p−1)(F+I+W); a latency c on each edge, if short against W,
+    makes it (p−1)(F+I−W+4c) for m > p. Every rank keeps the activations of min(p, m) microbatches at most. The paper
+    writes B for I. Torch's InterleavedZeroBubble with one stage a rank is this schedule.
+    """
+    rank = np.arange(num_ranks)[:, None]
+    return _with_late_weights("ZB-H1", num_ranks - rank, rank, num_microbatches)
+
+
+def zb_h2(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
+    """Twice as many forwards ahead as ZB-H1 (Qi et al., 2023, arXiv:2401.10241, handcrafted schedule 2).
+
+    Bubble (p−1)(F+I−2W) for W ≤ F and m ≥ 2p−1, which is none for F = I = W; a latency c on each edge, if short against
+    W, makes it (p−1)(F+I−2W+2c). That is idle time of a rank between its own first and last action
+    (`Bubble.over_longest_rank`): later ranks begin and end later, which the paper's optimizer step for each rank makes
+    harmless. Every rank keeps the activations of min(2p−1, m) microbatches at most. The paper writes B for I.
+    """
+    rank = np.arange(num_ranks)[:, None]
+    return _with_late_weights("ZB-H2", 2 * (num_ranks - rank) - 1, 2 * rank, num_microbatches)
+
+
+def _with_late_weights(name: str, warm_up: np.ndarray, delay: np.ndarray, num_microbatches: int) -> Schedule:
+    """`warm_up` forwards, then I, W, F in turn, with W `delay` microbatches behind I; both have a row for each rank."""
+    rank, k = np.arange(len(warm_up))[:, None], np.arange(num_microbatches)[None, :]
+    return merge(
+        name,
+        [
+            Passes(SpanKind.FORWARD, np.where(k < warm_up, k - warm_up, 3 * (k - warm_up) + 2), rank, k),
+            Passes(SpanKind.BACKWARD_INPUT, 3 * k, rank, k),
+            Passes(SpanKind.BACKWARD_WEIGHT, 3 * (k + delay) + 1, rank, k),
+        ],
+        num_microbatches=num_microbatches,
+        stage_ranks=range(len(warm_up)),
+    )
+
+
+_PAPER = "Qi et al., 2023, arXiv:2401.10241"
+RECIPES = (
+    Recipe(
+        "ZB-H1",
+        zb_h1,
+        "1F1B with the passes for the weights moved into its bubbles",
+        _PAPER,
+        bubble="(p−1)(F+I−W)",
+        activations="p",
+        aliases=("ZB1P",),
+    ),
+    Recipe(
+        "ZB-H2",
+        zb_h2,
+        "no bubble but a skew between ranks, for twice the memory",
+        _PAPER,
+        bubble="(p−1)(F+I−2W)",
+        activations="2p−1",
+    ),
+)
