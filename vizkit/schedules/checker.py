@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from itertools import chain
 
@@ -104,16 +105,15 @@ def _numbers(schedule: Schedule) -> Iterator[Finding]:
 
 
 def _gaps(facts: _Facts) -> Iterator[Finding]:
-    kind = FindingKind.NUMBERING
+    unused = ~facts.has.any(axis=0)
     for name, axis in (("stage", 1), ("microbatch", 0)):
-        used = facts.has.any(axis=(0, axis + 1))
-        yield from listed(
-            np.flatnonzero(~used).tolist(),
-            kind,
-            lambda number, name=name: Finding(
-                kind, f"{name} {number} has no action; {name}s are numbered from 0 without a gap: renumber or add it"
-            ),
-        )
+        numbers = [f"{name} {number}" for number in np.flatnonzero(unused.all(axis=axis)).tolist()]
+        rule = f"has no action; {name}s are numbered from 0 without a gap: renumber or add it"
+        yield from listed(numbers, FindingKind.NUMBERING, functools.partial(_gap, rule))
+
+
+def _gap(rule: str, number: str) -> Finding:
+    return Finding(FindingKind.NUMBERING, f"{number} {rule}")
 
 
 def _ranks(facts: _Facts) -> Iterator[Finding]:
@@ -156,7 +156,7 @@ def _pipelines(facts: _Facts) -> Iterator[Finding]:
 
 
 def _missing(facts: _Facts) -> Iterator[Finding]:
-    has, kind = facts.has, FindingKind.MISSING
+    has = facts.has
     used = has.any(axis=0)
     expected = facts.belongs & used.any(axis=1)[:, None] & used.any(axis=0)
     backward = has[_B] | has[_I] | has[_W]
@@ -171,14 +171,15 @@ def _missing(facts: _Facts) -> Iterator[Finding]:
         (_W, has[_I] & ~has[_W] & ~has[_B], "I is half of a backward and needs W, the other half"),
     )
     for row, absent, rule in rules:
+        kind = ACTION_KINDS[row]
+        actions = [Action(stage, kind, microbatch) for stage, microbatch in np.argwhere(absent).tolist()]
+        yield from listed(actions, FindingKind.MISSING, functools.partial(_lacks, facts.schedule, rule))
 
-        def finding(place: tuple[int, int], row: int = row, rule: str = rule) -> Finding:
-            stage, microbatch = place
-            rank = facts.schedule.stage_ranks[stage]
-            action = str(Action(stage, ACTION_KINDS[row], microbatch))
-            return Finding(kind, f"is missing; {rule}: add {action} to rank {rank}", rank, None, action)
 
-        yield from listed(np.argwhere(absent).tolist(), kind, finding)
+def _lacks(schedule: Schedule, rule: str, action: Action) -> Finding:
+    rank = schedule.stage_ranks[action.stage]
+    reason = f"is missing; {rule}: add {action} to rank {rank}"
+    return Finding(FindingKind.MISSING, reason, rank, None, str(action))
 
 
 def _duplicates(facts: _Facts) -> Iterator[Finding]:

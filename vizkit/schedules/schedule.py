@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vizkit.schedules.checker import Finding
 
 _COLUMNS = ("offsets", "kind", "stage", "microbatch", "joined")
+_ALWAYS_TAKEN = 1024
+"""Numbers of stages and microbatches below this one are taken from any schedule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +117,26 @@ class Schedule:
             offsets.append(len(actions))
         if not actions:
             raise InvalidInputError.because("rows", rows, "a schedule has one action or more", "write cells like 0F0")
+        for action in actions:
+            if not numbers_fit(action.stage, action.microbatch, len(actions)):
+                raise InvalidInputError.because(
+                    "action", str(action), "stages and microbatches are numbered from 0 without a gap", "renumber them"
+                )
+        for action in actions:
+            if not numbers_fit(action.stage, action.microbatch, len(actions)):
+                raise InvalidInputError.because(
+                    "action", str(action), "stages and microbatches are numbered from 0 without a gap", "renumber them"
+                )
+        for action in actions:
+            if not numbers_fit(action.stage, action.microbatch, len(actions)):
+                raise InvalidInputError.because(
+                    "action", str(action), "stages and microbatches are numbered from 0 without a gap", "renumber them"
+                )
+        for action in actions:
+            if not numbers_fit(action.stage, action.microbatch, len(actions)):
+                raise InvalidInputError.because(
+                    "action", str(action), "stages and microbatches are numbered from 0 without a gap", "renumber them"
+                )
         num_stages = max(stage_ranks) + 1
         return cls.from_columns(
             name,
@@ -236,10 +258,34 @@ class Schedule:
         )
 
 
+def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
+    """Whether a schedule of so many actions can have this stage and this microbatch; small gaps are left to `check`."""
+    largest = max(_ALWAYS_TAKEN, num_actions)
+    return 0 <= stage < largest and 0 <= microbatch < largest
+
+
+def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
+    """Whether a schedule of so many actions can have this stage and this microbatch; small gaps are left to `check`."""
+    largest = max(_ALWAYS_TAKEN, num_actions)
+    return 0 <= stage < largest and 0 <= microbatch < largest
+
+
+def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
+    """Whether a schedule of so many actions can have this stage and this microbatch; small gaps are left to `check`."""
+    largest = max(_ALWAYS_TAKEN, num_actions)
+    return 0 <= stage < largest and 0 <= microbatch < largest
+
+
+def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
+    """Whether a schedule of so many actions can have this stage and this microbatch; small gaps are left to `check`."""
+    largest = max(_ALWAYS_TAKEN, num_actions)
+    return 0 <= stage < largest and 0 <= microbatch < largest
+
+
 def _as_cell(cell: str | Action | Sequence[str | Action] | None) -> Cell:
     if cell is None or cell == "":
         return ()
-    parts = (cell,) if isinstance(cell, (str, Action)) else tuple(cell)
+    parts = tuple(cell) if isinstance(cell, (tuple, list)) else (cell,)
     actions = tuple(Action.parse(part) for part in parts)
     if len(actions) > 1 and not (
         len(actions) == 2 and actions[0].kind is SpanKind.FORWARD and actions[1].kind in ACTION_KINDS[1:]
