@@ -133,7 +133,7 @@ def _events(raw: list[Raw], recorder: Recorder, done: dict[int, int]) -> Iterato
             )
         elif code == WAIT:
             calls = tuple(call for call in told if call in known)
-            if calls and thread == recorder.thread:
+            if thread == recorder.thread and (calls or not told):
                 yield Wait(calls=calls, **stamps)
         elif code == OPENED:
             yield SpanOpened(label=told, **stamps)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from datetime import timedelta
 from threading import _active as live_threads  # type: ignore[attr-defined]
 from threading import enumerate as enumerate_threads
@@ -226,6 +226,19 @@ class _Current:
     """The recorder of this process, if it is a rank."""
 
     recorder: Recorder | None = None
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """What happens inside is vizkit's own: a wait on the wall clock, and nothing on the virtual one."""
+    recorder = _Current.recorder
+    if recorder is None or get_ident() != recorder.thread:
+        yield
+        return
+    first, wall, mark = len(recorder.events), monotonic_ns(), recorder.read_clock()
+    yield
+    del recorder.events[first:]
+    recorder.note_wait((), wall, mark)
 
 
 class span(ContextDecorator):  # noqa: N801 - reads as a statement: with vk.span(...)

@@ -1,0 +1,70 @@
+"""Cuts a batch into microbatches and puts their outputs together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from vizkit.errors import InvalidInputError
+
+Signature = tuple[Any, ...]
+"""What a microbatch looks like: its structure, and shape and dtype of each tensor."""
+
+
+def split(name: str, tree: Any, count: int) -> tuple[list[Any], int]:
+    """`count` microbatches of equal size along the first dimension of each tensor of `tree`, and the batch's size.
+
+    Raises `InvalidInputError` where there is no tensor, where tensors differ in batch size, and for a batch that does
+    not divide, with the nearest sizes that do.
+
+    >>> split("x", {"tokens": torch.arange(4)}, 2)
+    ([{'tokens': tensor([0, 1])}, {'tokens': tensor([2, 3])}], 4)
+    """
+    leaves, structure = tree_flatten(tree)
+    sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves if isinstance(leaf, torch.Tensor)})
+    if not sizes:
+        raise InvalidInputError.because(
+            name, tree, "has no tensor", f"give each rank the whole batch, as step({name}, ...)"
+        )
+    if len(sizes) > 1:
+        raise InvalidInputError.because(
+            name, sizes, "its tensors differ in batch size, the first dimension", "give tensors of one batch"
+        )
+    batch = sizes[0]
+    if batch % count or not batch:
+        nearest = [size for size in (batch // count * count, (batch // count + 1) * count) if size]
+        raise InvalidInputError.because(
+            f"batch size of {name}",
+            batch,
+            f"does not divide into {count} microbatches of equal size" if batch else "has no sample",
+            f"use a batch of {' or '.join(map(str, nearest))}, or another num_microbatches",
+        )
+    parts = [leaf.tensor_split(count) if isinstance(leaf, torch.Tensor) else [leaf] * count for leaf in leaves]
+    return [tree_unflatten([part[index] for part in parts], structure) for index in range(count)], batch
+
+
+def signature_of(microbatch: Any) -> Signature:
+    """
+    >>> signature_of(torch.zeros(2, 3)) == signature_of(torch.ones(2, 3)) != signature_of(torch.zeros(2, 4))
+    True
+    """
+    leaves, structure = tree_flatten(microbatch)
+    return (str(structure), *((tuple(x.shape), x.dtype) for x in leaves if isinstance(x, torch.Tensor)))
+
+
+def join(outputs: Sequence[Any]) -> Any:
+    """The outputs of all microbatches as one: tensors one after the other, anything else as a list.
+
+    >>> join([torch.tensor([1]), torch.tensor([2])]), join(["a", "b"])
+    (tensor([1, 2]), ['a', 'b'])
+    """
+    structure = tree_flatten(outputs[0])[1]
+    columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
+    joined = [
+        torch.cat(column) if all(isinstance(x, torch.Tensor) and x.ndim for x in column) else list(column)
+        for column in columns
+    ]
+    return tree_unflatten(joined, structure)

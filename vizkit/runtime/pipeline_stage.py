@@ -1,0 +1,260 @@
+"""One stage of a pipeline on this rank: torch's stage, with a span for each action.
+
+Torch learns shapes by running every stage once more before the first step. Here the first microbatch itself tells them:
+the stage that makes it sends what it looks like ahead of it, unrecorded. Nothing runs twice, buffers and random numbers
+stay as they are in one process, and receive buffers live only as long as their microbatch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._utils import (
+    TensorMeta,
+    _derive_grad_metas,
+    _make_tensor_from_meta,
+    extract_tensor_metas,
+)
+from torch.distributed.pipelining.stage import _RecvInfo
+from torch.utils._pytree import tree_map_only
+
+from vizkit.errors import InvalidInputError
+from vizkit.runtime.recorder import span, unrecorded
+from vizkit.trace import SpanKind
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+Metas = tuple[TensorMeta, ...]
+
+
+class RecordedStage(PipelineStage):
+    """Stage `stage` of `num_stages`, which differentiates `loss_scale` × the loss of each microbatch.
+
+    `targets` is set before each step on the last stage; `losses` and `outputs` then hold what each microbatch gave.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        stage: int,
+        num_stages: int,
+        device: torch.device,
+        group: ProcessGroup | None,
+        *,
+        num_microbatches: int,
+        has_backward: bool,
+        splits_backward: bool,
+        loss_fn: LossFunction | None,
+        loss_scale: float,
+    ) -> None:
+        super().__init__(module, stage, num_stages, device, group=group)
+        self.chunks = num_microbatches
+        self.has_backward = has_backward
+        self._runtime_validate = False  # it wants gradients' metadata, which torch's first run would have made
+        self._splits_backward = splits_backward
+        self._loss_fn = loss_fn
+        self.loss_scale = loss_scale
+        self._is_announced = False
+        self.targets: Sequence[Any] | None = None
+        self.losses: dict[int, float] = {}
+        self.outputs: dict[int, Any] = {}
+        self.to_differentiate: dict[int, torch.Tensor] = {}
+
+    # ---- compute: a span for each action ---------------------------------------------------------------------------
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: Any = None, save_forward_output: bool = True
+    ) -> Any:
+        with span("forward", SpanKind.FORWARD, self.stage_index, fwd_chunk_id):
+            try:
+                output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
+            except RuntimeError as error:  # torch's wrapper around what the module raised
+                raise (error.__cause__ or error) from None
+            if self.is_last:
+                self._finish_forward(fwd_chunk_id, output)
+        self._forget_input(fwd_chunk_id)
+        return output
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_first:
+            self._check_arity(args)
+        try:
+            output = super().forward_maybe_with_nosync(*args, **kwargs)
+        except Exception as error:
+            source = "the batch" if self.is_first else f"stage {self.stage_index - 1}"
+            error.add_note(f"in the forward of stage {self.stage_index}, which got {_looks(args)} from {source}")
+            raise
+        if self.is_last:
+            return output
+        handed_on = self._handed_on(output, args)
+        self._learn_outputs(handed_on)
+        return handed_on if isinstance(output, (tuple, list)) else handed_on[0]
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        kind = SpanKind.BACKWARD if full_backward else SpanKind.BACKWARD_INPUT
+        with span("backward" if full_backward else "backward for inputs", kind, self.stage_index, bwd_chunk_id):
+            super().backward_one_chunk(
+                bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
+            )
+            # a backend sends nothing that is not contiguous, such as the gradient of a sum
+            self.bwd_cache[bwd_chunk_id] = tuple(
+                None if gradient is None else gradient.contiguous() for gradient in self.bwd_cache[bwd_chunk_id]
+            )
+        self.grad_recv_info.pop(bwd_chunk_id, None)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        with span("backward for weights", SpanKind.BACKWARD_WEIGHT, self.stage_index, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+
+    def _finish_forward(self, chunk: int, output: Any) -> None:
+        """On the last stage: the loss, and the output without its graph."""
+        self.fwd_cache[chunk] = ((), self.fwd_cache[chunk][1])  # the loss is what is differentiated
+        self.outputs[chunk] = tree_map_only(torch.Tensor, torch.Tensor.detach, output)
+        if self._loss_fn is None or self.targets is None:
+            return
+        loss = self._loss_fn(output, self.targets[chunk])
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            given = _looks([loss]) if isinstance(loss, torch.Tensor) else loss
+            raise InvalidInputError.because(
+                "loss_fn", given, "must return a tensor with one number", 'use a loss with reduction="mean" or "sum"'
+            )
+        self.losses[chunk] = loss.item()
+        if self.has_backward:
+            self.to_differentiate[chunk] = loss * self.loss_scale
+
+    def clear_runtime_states(self) -> None:
+        super().clear_runtime_states()
+        for table in (self.losses, self.outputs, self.to_differentiate, self.args_recv_info, self.grad_recv_info):
+            table.clear()
+
+    # ---- communication: shapes come with the first microbatch ------------------------------------------------------
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+        if not self._is_announced:
+            self._is_announced = True
+            with unrecorded():
+                self._send_meta(self._stage_meta.outputs, self.stage_index + 1)
+        return super().get_fwd_send_ops(fwd_chunk_id)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
+        if self._stage_meta.inputs is None:
+            with unrecorded():
+                self._stage_meta.inputs = self._recv_meta(self.stage_index - 1)
+        self.args_recv_info[fwd_chunk_id] = self._receives(self._stage_meta.inputs, self.stage_index - 1)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
+        self.grad_recv_info[bwd_chunk_id] = self._receives(self._gradients_of_outputs(), self.stage_index + 1)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        tensors = prev_stage_outputs if isinstance(prev_stage_outputs, (tuple, list)) else (prev_stage_outputs,)
+        self._stage_meta.inputs = extract_tensor_metas(tuple(tensors))
+        self.args_recv_info[mb_index] = self._receives(self._stage_meta.inputs, self.stage_index - 1, local=True)
+        super().set_local_fwd_input(prev_stage_outputs, mb_index)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        metas = self._gradients_of_outputs()
+        self.grad_recv_info[mb_index] = self._receives(metas, self.stage_index + 1)
+        super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        if self.grad_send_info is None and not self.is_first:
+            self.grad_send_info = [self.stage_index - 1] * len(self._stage_meta.inputs or ())
+        return super().get_bwd_send_ops(bwd_chunk_id)
+
+    def _receives(
+        self, metas: Sequence[TensorMeta | None] | None, source: int, local: bool = False
+    ) -> tuple[_RecvInfo, ...]:
+        assert metas is not None
+        return tuple(
+            _RecvInfo(
+                f"from stage {source}",
+                source,
+                None if meta is None or local else _make_tensor_from_meta(meta, self.device),  # type: ignore[arg-type]
+                meta,
+            )
+            for meta in metas
+        )
+
+    def _gradients_of_outputs(self) -> tuple[TensorMeta | None, ...]:
+        assert self._stage_meta.outputs is not None
+        return _derive_grad_metas(self._stage_meta.outputs)
+
+    def _forget_input(self, chunk: int) -> None:
+        """The forward's graph holds what it needs of the input: no buffer outlives its microbatch."""
+        if self._stage_meta.inputs is None:
+            self._stage_meta.inputs = ()
+        for info in self.args_recv_info.get(chunk, ()):
+            info.buffer = None
+
+    # ---- what a stage may take and return --------------------------------------------------------------------------
+
+    def _check_arity(self, inputs: Sequence[torch.Tensor]) -> None:
+        try:
+            inspect.signature(self.submod.forward).bind(*inputs)
+        except TypeError as error:
+            here, before = self.stage_index, self.stage_index - 1
+            raise InvalidInputError.because(
+                f"inputs of stage {here}",
+                _looks(inputs),
+                f"stage {before} returns {len(inputs)} tensor{'s' * (len(inputs) != 1)}, and the module of stage {here} "
+                f"cannot be called with that: {error}",
+                f"have stage {before} return what stage {here} takes; a tensor that skips a stage has to be handed "
+                "through it, as one more output",
+            ) from None
+
+    def _handed_on(self, output: Any, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """What a stage returns, as tensors that can be sent."""
+        tensors = tuple(output) if isinstance(output, (tuple, list)) else (output,)
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise InvalidInputError.because(
+                    f"output of stage {self.stage_index}",
+                    type(tensor).__name__,
+                    "a stage hands a tensor or a tuple of tensors to the next",
+                    "return tensors, and let each stage keep what is not one",
+                )
+        return tuple(map(self._as_sent, tensors))
+
+    def _as_sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        # torch splits a backward only at outputs that own their memory and have been computed
+        if self._splits_backward and tensor.requires_grad and (tensor._is_view() or tensor.grad_fn is None):
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor.contiguous()
+
+    def _learn_outputs(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        found = extract_tensor_metas(tensors)
+        known = self._stage_meta.outputs
+        if known is not None and _shapes(found) != _shapes(known):
+            raise InvalidInputError.because(
+                f"output of stage {self.stage_index}",
+                _looks(tensors),
+                f"the first microbatch gave {_looks(known)}, and all microbatches of a pipeline have one shape",
+                "pad, so that each microbatch gives the same shape",
+            )
+        if known is None:
+            self._stage_meta.outputs = found
+            self.act_send_info = {index: [self.stage_index + 1] for index in range(len(tensors))}
+
+
+def _shapes(metas: Sequence[Any] | None) -> list[tuple[Any, Any]]:
+    return [(meta.shape, meta.dtype) for meta in metas or ()]
+
+
+def _looks(values: Sequence[Any]) -> str:
+    """
+    >>> _looks([torch.zeros(2, 3), 1])
+    'float32[2, 3], int'
+    """
+    return ", ".join(
+        f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}" if hasattr(v, "dtype") else type(v).__name__
+        for v in values
+    )
