@@ -105,7 +105,7 @@ def _numbers(schedule: Schedule) -> Iterator[Finding]:
 
 
 def _gaps(facts: _Facts) -> Iterator[Finding]:
-    unused = ~facts.has.any(axis=0)
+    unused: np.ndarray = ~facts.has.any(axis=0)
     for name, axis in (("stage", 1), ("microbatch", 0)):
         numbers = [f"{name} {number}" for number in np.flatnonzero(unused.all(axis=axis)).tolist()]
         rule = f"has no action; {name}s are numbered from 0 without a gap: renumber or add it"
@@ -157,7 +157,7 @@ def _pipelines(facts: _Facts) -> Iterator[Finding]:
 
 def _missing(facts: _Facts) -> Iterator[Finding]:
     has = facts.has
-    used = has.any(axis=0)
+    used: np.ndarray = has.any(axis=0)
     expected = facts.belongs & used.any(axis=1)[:, None] & used.any(axis=0)
     backward = has[_B] | has[_I] | has[_W]
     rules = (

@@ -122,21 +122,6 @@ class Schedule:
                 raise InvalidInputError.because(
                     "action", str(action), "stages and microbatches are numbered from 0 without a gap", "renumber them"
                 )
-        for action in actions:
-            if not numbers_fit(action.stage, action.microbatch, len(actions)):
-                raise InvalidInputError.because(
-                    "action", str(action), "stages and microbatches are numbered from 0 without a gap", "renumber them"
-                )
-        for action in actions:
-            if not numbers_fit(action.stage, action.microbatch, len(actions)):
-                raise InvalidInputError.because(
-                    "action", str(action), "stages and microbatches are numbered from 0 without a gap", "renumber them"
-                )
-        for action in actions:
-            if not numbers_fit(action.stage, action.microbatch, len(actions)):
-                raise InvalidInputError.because(
-                    "action", str(action), "stages and microbatches are numbered from 0 without a gap", "renumber them"
-                )
         num_stages = max(stage_ranks) + 1
         return cls.from_columns(
             name,
@@ -256,24 +241,6 @@ class Schedule:
             f"Schedule({self.name!r}, {self.num_ranks} ranks, {self.num_stages} stages, "
             f"{self.num_microbatches} microbatches, {len(self):,} actions{said})"
         )
-
-
-def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
-    """Whether a schedule of so many actions can have this stage and this microbatch; small gaps are left to `check`."""
-    largest = max(_ALWAYS_TAKEN, num_actions)
-    return 0 <= stage < largest and 0 <= microbatch < largest
-
-
-def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
-    """Whether a schedule of so many actions can have this stage and this microbatch; small gaps are left to `check`."""
-    largest = max(_ALWAYS_TAKEN, num_actions)
-    return 0 <= stage < largest and 0 <= microbatch < largest
-
-
-def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
-    """Whether a schedule of so many actions can have this stage and this microbatch; small gaps are left to `check`."""
-    largest = max(_ALWAYS_TAKEN, num_actions)
-    return 0 <= stage < largest and 0 <= microbatch < largest
 
 
 def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
