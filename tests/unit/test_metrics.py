@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.strategies import drawn, traces
 from vizkit import collectives
 from vizkit.errors import InvalidInputError
-from vizkit.metrics import breakdown, bubble, straggler, traffic, traffic_over_time, utilisation
-from vizkit.trace import COMPUTE_KINDS, NONE, Clock, Role, Span, SpanKind, Trace
+from vizkit.metrics import breakdown, bubble, peak_activations, straggler, traffic, traffic_over_time, utilisation
+from vizkit.trace import COMPUTE_KINDS, NONE, Clock, Counter, Role, Span, SpanKind, Trace
 
 K = SpanKind
 GPIPE = {
@@ -119,26 +119,42 @@ class TestBreakdown:
 
 
 class TestBubble:
-    """Both definitions, on schedules drawn by hand with one unit for F and one for B."""
+    """All three definitions, on schedules drawn by hand with one unit for F and one for B."""
 
     @pytest.mark.parametrize("rows", [*GPIPE.items(), *ONE_F_ONE_B.items()], ids=str)
     def test_gpipe_and_1f1b_have_the_published_bubble(self, rows: tuple[tuple[int, int], list[str]]):
-        """(p − 1) / (m + p − 1) over the total, (p − 1) / m over the ideal."""
+        """(p − 1) / (m + p − 1) over the total and over the first rank, (p − 1) / m over the ideal."""
         (p, m), grid = rows
         found = bubble(drawn(grid))
+        assert found.over_longest_rank == found.over_total
         assert found.over_total == pytest.approx((p - 1) / (m + p - 1), rel=1e-15)
         assert found.over_ideal == pytest.approx((p - 1) / m, rel=1e-15)
 
     @given(traces())
-    def test_the_two_definitions_belong_together(self, trace: Trace):
-        """over_total = over_ideal / (1 + over_ideal)."""
+    def test_the_definitions_belong_together(self, trace: Trace):
+        """over_total = over_ideal / (1 + over_ideal); the longest rank takes no longer than all."""
         found = bubble(trace)
         if math.isnan(found.over_total):
             assert breakdown(trace).compute.sum() == 0
             assert math.isnan(found.over_ideal)
+            assert math.isnan(found.over_longest_rank)
         else:
-            assert 0 <= found.over_total < 1
+            assert 0 <= found.over_longest_rank <= found.over_total < 1
             assert found.over_total == pytest.approx(found.over_ideal / (1 + found.over_ideal), abs=1e-12)
+
+    @given(traces(longest_ns=60))
+    def test_the_longest_rank_is_found_right(self, trace: Trace):
+        """Against sets of single nanoseconds."""
+        computing = [covered(trace, rank, Role.COMPUTE) for rank in range(trace.world_size)]
+        longest = max((max(c) + 1 - min(c) for c in computing if c), default=0)
+        if longest:
+            ideal = sum(map(len, computing)) / trace.world_size
+            assert bubble(trace).over_longest_rank == pytest.approx((longest - ideal) / longest, abs=1e-12)
+
+    def test_a_skew_between_ranks_is_no_bubble_of_the_longest_rank(self):
+        """Each rank is busy from its first compute to its last, one later than the other."""
+        found = bubble(drawn(["F0 B0 .", ".  F0 B0"]))
+        assert (found.over_longest_rank, found.over_ideal) == (0, 0.5)
 
     def test_exposed_communication_counts_as_bubble(self):
         """The rank does not compute then."""
@@ -148,6 +164,25 @@ class TestBubble:
     def test_it_names_both(self):
         """Never just "bubble"."""
         assert str(bubble(drawn(GPIPE[2, 1]))) == "bubble: 50.0% of the total time, 100.0% of the ideal time"
+
+
+class TestPeakActivations:
+    """The most that each rank holds."""
+
+    def test_it_reads_the_counters_of_activations_only(self):
+        """A rank without one holds nothing."""
+        times = np.array([0, 5, 9])
+        counters = [
+            Counter("activations", 0, times, np.array([1.0, 2.5, 0.0])),
+            Counter("memory", 0, times, np.array([9.0, 9.0, 9.0])),
+        ]
+        trace = Trace.from_spans([Span(0, K.FORWARD, 0, 10)], clock="ideal", world_size=2, counters=counters)
+        assert peak_activations(trace).tolist() == [2.5, 0.0]
+
+    def test_a_trace_without_counters_is_refused(self):
+        """Zero would be a lie."""
+        with pytest.raises(InvalidInputError, match="has no counter named activations; get the trace from vizkit"):
+            peak_activations(drawn(GPIPE[2, 1]))
 
 
 class TestUtilisation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vizkit.metrics.occupancy import Breakdown, Bubble, breakdown, bubble, utilisation
+from vizkit.metrics.occupancy import Breakdown, Bubble, breakdown, bubble, peak_activations, utilisation
 from vizkit.metrics.waiting import Straggler, straggler
 from vizkit.metrics.wire import KindTraffic, Traffic, traffic, traffic_over_time
 
@@ -14,6 +14,7 @@ __all__ = [
     "Traffic",
     "breakdown",
     "bubble",
+    "peak_activations",
     "straggler",
     "traffic",
     "traffic_over_time",

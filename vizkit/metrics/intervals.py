@@ -49,6 +49,15 @@ class Intervals:
         np.add.at(total, self.starts // self.stride, self.ends - self.starts)
         return total
 
+    def extents_ns(self) -> np.ndarray:
+        """Nanoseconds from the first start to the last end on each rank; 0 where there is nothing."""
+        rank = self.starts // self.stride
+        extents = np.zeros(self.world_size, np.int64)
+        first = np.flatnonzero(np.diff(rank, prepend=-1))
+        last = np.flatnonzero(np.diff(rank, append=self.world_size))
+        extents[rank[first]] = self.ends[last] - self.starts[first]
+        return extents
+
     def covered_before_ns(self, times_ns: np.ndarray) -> np.ndarray:
         """Nanoseconds covered before each time (counted from the trace's first start), all ranks added up."""
         return _ramp(self.starts % self.stride, times_ns) - _ramp(self.ends % self.stride, times_ns)

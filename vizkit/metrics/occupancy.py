@@ -10,6 +10,7 @@ import numpy as np
 
 from vizkit.errors import InvalidInputError
 from vizkit.metrics.intervals import Intervals
+from vizkit.simulator import ACTIVATIONS
 from vizkit.trace import Clock, Role, Trace
 
 if TYPE_CHECKING:
@@ -93,35 +94,67 @@ def breakdown(trace: Trace) -> Breakdown:
 
 @dataclass(frozen=True)
 class Bubble:
-    """The time in which ranks do not compute, in the two ways that papers divide it.
+    """The time in which ranks do not compute, in the three ways that papers divide it.
 
     `over_total` = time without compute / (ranks × makespan), in GPipe (p−1)/(m+p−1) for p stages and m microbatches.
     `over_ideal` = (makespan − ideal) / ideal, where ideal is the mean compute time of a rank, in GPipe (p−1)/m
-    (Narayanan et al., SC'21). Both are nan for a trace without compute.
+    (Narayanan et al., SC'21). `over_longest_rank` = (longest − ideal) / longest, where longest is the longest time of a
+    rank from its own first compute to its own last (Qi et al., 2023, arXiv:2401.10241): where ranks begin one after the
+    other and end one after the other, as their optimizer step for each rank allows, the skew is no bubble. All are nan
+    for a trace without compute.
     """
 
     over_total: float
     over_ideal: float
+    over_longest_rank: float
 
     def __str__(self) -> str:
         return f"bubble: {self.over_total:.1%} of the total time, {self.over_ideal:.1%} of the ideal time"
 
 
 def bubble(trace: Trace) -> Bubble:
-    """The share of time in which ranks do not compute, over the total and over the ideal time.
+    """The share of time in which ranks do not compute: over the total, the ideal, and the time of the longest rank.
 
     Every rank of the trace counts, and exposed communication counts as not computing.
 
     >>> from vizkit.trace import Span
     >>> two_stages = [Span(0, "F", 0, 10), Span(1, "F", 10, 20), Span(1, "B", 20, 40), Span(0, "B", 40, 60)]
     >>> bubble(Trace.from_spans(two_stages, clock="ideal"))             # p = 2, m = 1
-    Bubble(over_total=0.5, over_ideal=1.0)
+    Bubble(over_total=0.5, over_ideal=1.0, over_longest_rank=0.5)
     """
     total_ns = trace.duration_ns * trace.world_size
-    compute_ns = int(Intervals.of(trace, trace.is_role(Role.COMPUTE)).lengths_ns().sum())
+    compute = Intervals.of(trace, trace.is_role(Role.COMPUTE))
+    compute_ns = int(compute.lengths_ns().sum())
     if not compute_ns:
-        return Bubble(math.nan, math.nan)
-    return Bubble((total_ns - compute_ns) / total_ns, (total_ns - compute_ns) / compute_ns)
+        return Bubble(math.nan, math.nan, math.nan)
+    longest_ns = int(compute.extents_ns().max()) * trace.world_size
+    return Bubble(
+        (total_ns - compute_ns) / total_ns,
+        (total_ns - compute_ns) / compute_ns,
+        (longest_ns - compute_ns) / longest_ns,
+    )
+
+
+def peak_activations(trace: Trace) -> np.ndarray:
+    """The most activation memory that each rank holds at a time, in the unit of the trace's counters of it.
+
+    That is what `vizkit.simulate` counts: microbatches of one rank's layers, or bytes; 0 for a rank without a counter.
+    Raises `InvalidInputError` for a trace without any.
+
+    >>> from vizkit.schedules import schedule
+    >>> from vizkit.simulator import simulate
+    >>> peak_activations(simulate(schedule("1F1B", num_ranks=4, num_microbatches=8), {"F": 1, "B": 2})).tolist()
+    [4.0, 3.0, 2.0, 1.0]
+    """
+    counters = [counter for counter in trace.counters if counter.name == ACTIVATIONS and len(counter.values)]
+    if not counters:
+        raise InvalidInputError.because(
+            "trace", trace, f"has no counter named {ACTIVATIONS}", "get the trace from vizkit.simulate"
+        )
+    peaks = np.zeros(trace.world_size)
+    for counter in counters:
+        peaks[counter.rank] = max(peaks[counter.rank], counter.values.max())
+    return peaks
 
 
 def utilisation(trace: Trace, times_ns: np.ndarray) -> np.ndarray:
