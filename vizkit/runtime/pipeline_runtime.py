@@ -9,6 +9,9 @@ import torch
 from torch.distributed.pipelining.schedules import (
     OVERLAP_F_B,
     _Action,
+    _add_reduce_grad,
+    _add_send_recv,
+    _add_unshard_reshard,
     _ComputationType,
     _PipelineScheduleRuntime,
 )
@@ -29,8 +32,7 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
         super().__init__(list(stages), schedule.num_microbatches, scale_grads=False)
         self.stages = list(stages)
         self._has_backward = schedule.has_backward
-        self._ranks = dict(enumerate(schedule.stage_ranks))
-        self._prepare_schedule_with_comms(torch_actions(schedule))
+        self._place_communication(schedule)
 
     def run(self, microbatches: list[tuple[Any, ...]] | None) -> None:
         """One step: `microbatches` are the inputs of the first stage, None where it lies on another rank."""
@@ -38,10 +40,17 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
             stage.clear_runtime_states()
         self._step_microbatches(microbatches)
 
-    def _validate_and_set_stage_mapping(self, actions: Any) -> None:
-        self.stage_index_to_group_rank = self._ranks
+    def _place_communication(self, schedule: Schedule) -> None:
+        """What torch does on loading a schedule, less its own check, which knows none without backwards."""
+        ranks = dict(enumerate(schedule.stage_ranks))
+        self.stage_index_to_group_rank = ranks
         for stage in self._stages:
-            stage.stage_index_to_group_rank = self._ranks
+            stage.stage_index_to_group_rank = ranks
+        lowered = {
+            rank: _add_reduce_grad(list(_add_unshard_reshard(actions)), schedule.num_microbatches)
+            for rank, actions in torch_actions(schedule).items()
+        }
+        self.pipeline_order_with_comms = _add_send_recv(lowered, ranks.__getitem__, schedule.num_stages)  # type: ignore[arg-type]
 
     def _initialize_stages(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to learn in advance: see `RecordedStage`."""
