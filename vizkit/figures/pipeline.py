@@ -14,13 +14,11 @@ from vizkit.figures.animation import add_cursor, frame_times
 from vizkit.figures.describe import counted, remember, summarise
 from vizkit.figures.empty import nothing_to_show
 from vizkit.figures.pipeline_cells import cell_traces
-from vizkit.figures.pipeline_layout import Side, pipeline_layout
+from vizkit.figures.pipeline_layout import Side, labelled_ranks, pipeline_layout
 from vizkit.figures.pipeline_memory import Memory, highest_of, memory_traces
 from vizkit.figures.theme import TimeAxis
 from vizkit.metrics.intervals import Intervals
 from vizkit.trace import Role, Trace
-
-MAX_PEAKS_LABELLED = 20
 
 
 def pipeline_figure(
@@ -86,10 +84,11 @@ def picture(sides: Sequence[Side], title: str | None = None) -> dict[str, Any]:
     for side in sides:
         data += cell_traces(side.trace, side.axis, duration, side.rows_axis)
         if side.memory:
-            label_peaks = side.trace.world_size <= MAX_PEAKS_LABELLED
-            data += memory_traces(side.memory, side.axis, duration, highest, side.memory_axis, label_peaks=label_peaks)
+            shown = labelled_ranks(side.trace.world_size, len(sides))
+            data += memory_traces(side.memory, side.axis, duration, highest, side.memory_axis, shown)
     _one_legend_entry_each(data)
-    return {"data": data, "layout": pipeline_layout(sides, title or _heading(sides), duration, highest)}
+    legend = [part["name"] for part in data if part["showlegend"]]
+    return {"data": data, "layout": pipeline_layout(sides, title or _heading(sides), duration, highest, legend)}
 
 
 def _labels(traces: Sequence[Trace], labels: Sequence[str] | None) -> list[str]:
@@ -110,7 +109,7 @@ def _labels(traces: Sequence[Trace], labels: Sequence[str] | None) -> list[str]:
 def _one_legend_entry_each(data: list[dict[str, Any]]) -> None:
     seen: set[str] = set()
     for part in data:
-        if part.get("showlegend"):
+        if part["showlegend"]:
             part["showlegend"] = part["legendgroup"] not in seen
             seen.add(part["legendgroup"])
 

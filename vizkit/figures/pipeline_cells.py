@@ -25,7 +25,7 @@ HALF_CELL, HALF_CELL_WITH_LINKS = 46, 36
 """Half the height of a cell in hundredths of a row; messages run in the gap between rows."""
 USUAL_WIDTH_PX = 780
 """Of the time axis, in a figure 900 pixels wide."""
-MAX_LINKS = 400
+MAX_LINKS = 160
 MAX_RANKS_WITH_LINKS = 16
 LARGEST_NUMBER_PX, SMALLEST_NUMBER_PX = 13, 8
 DIGIT_WIDTH = 0.64
@@ -174,7 +174,8 @@ def _numbers(
     """The microbatch in each cell that is wide enough, in one size that suits most."""
     width_px = (compute.end_ns - compute.start_ns) / axis.ns_per_unit / per_px
     numbered = np.flatnonzero((compute.microbatch >= 0) & compute.is_kind(*PIPELINE_KINDS))
-    digits = np.where(compute.microbatch[numbered] > 9, np.where(compute.microbatch[numbered] > 99, 3, 2), 1)
+    # the widest number decides for all, or numbers would end in the middle of a row
+    digits = len(str(compute.microbatch.max(initial=0)))
     fitting = (width_px[numbered] - 2) / (DIGIT_WIDTH * digits)
     size = int(np.clip(np.median(fitting) if len(fitting) else 0, SMALLEST_NUMBER_PX, LARGEST_NUMBER_PX))
     shown = numbered[fitting >= size]
@@ -269,6 +270,7 @@ def _heat_map(compute: Trace, axis: TimeAxis, extent_ns: tuple[int, int], yaxis:
         "yaxis": yaxis,
         "name": "cells",
         "legendgroup": "cells",
+        "showlegend": False,
     }
     keys = [(STYLES[KINDS[code]].label, STYLES[KINDS[code]].color, 100 + code) for code in codes.tolist()]
     return [picture, *(_legend_key(*key, yaxis) for key in [*keys, ("idle (bubble)", BUBBLE, 300)])]

@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from vizkit.figures.comparison import speed_up
-from vizkit.figures.pipeline_cells import stage_on_rank
+from vizkit.figures.pipeline_cells import USUAL_WIDTH_PX, stage_on_rank
 from vizkit.figures.pipeline_memory import Memory
 from vizkit.figures.theme import AXIS_STYLE, CLEAR, CLOCK_MEANINGS, TimeAxis, base_layout, duration_text
-from vizkit.figures.timeline import MAX_RANK_LABELS, rank_axis, time_axis
+from vizkit.figures.timeline import rank_axis, time_axis
 from vizkit.metrics import Bubble
 from vizkit.trace import Trace
 
-TITLE_PX, LEGEND_PX, CAPTION_PX, FOOTER_PX = 60, 30, 26, 52
+TITLE_PX, CAPTION_PX, FOOTER_PX = 60, 26, 52
+LEGEND_LINE_PX, LEGEND_KEY_PX, LETTER_PX = 20, 46, 7
+SAME_WORK = 0.05
+"""The share by which two traces' compute may differ before one is not called faster than the other."""
+TICK_PX = 13
+"""Between neighbouring labels of ranks."""
 LEFT_PX, RIGHT_PX = 66, 44
 ROW_PX, ROW_OF_SEVERAL_PX = 34, 28
 """A rank's row, in a picture of one trace and of several."""
@@ -44,6 +49,11 @@ class Side:
     def lowest_axis(self) -> str:
         return self.memory_axis if self.memory else self.rows_axis
 
+    @property
+    def compute_ns(self) -> int:
+        """What a rank computes, on average."""
+        return round(self.trace.duration_ns * (1 - self.bubble.over_total))
+
     def facts(self) -> str:
         """Duration and both bubbles."""
         return (
@@ -70,11 +80,17 @@ class Section:
     text: str = ""
 
 
-def pipeline_layout(sides: Sequence[Side], title: str, duration: float, highest: float) -> dict[str, Any]:
-    """Plotly's layout; `duration` is the time axis's length in its unit, `highest` the memory that fills a row."""
+def pipeline_layout(
+    sides: Sequence[Side], title: str, duration: float, highest: float, legend: Sequence[str]
+) -> dict[str, Any]:
+    """Plotly's layout; `duration` is the time axis's length in its unit, `highest` the memory that fills a row.
+
+    `legend` are the names that it lists: room is kept for as many lines of them as a narrow page needs.
+    """
     sections = _sections(sides, highest)
     plot_px = sum(section.height_px for section in sections)
-    header_px = TITLE_PX + LEGEND_PX
+    legend_lines = -(-sum(LEGEND_KEY_PX + LETTER_PX * len(name) for name in legend) // USUAL_WIDTH_PX)
+    header_px = TITLE_PX + LEGEND_LINE_PX * max(legend_lines, 1) + 10
     layout = base_layout(title, _subtitle(sides), plot_px + header_px + FOOTER_PX)
     layout |= {
         "margin": {"l": LEFT_PX, "r": RIGHT_PX, "t": header_px, "b": FOOTER_PX},
@@ -95,7 +111,7 @@ def pipeline_layout(sides: Sequence[Side], title: str, duration: float, highest:
         elif section.part is Part.CELLS:
             layout[_layout_name(section.side.rows_axis)] = rank_axis(section.side.trace.world_size, domain)
         else:
-            layout[_layout_name(section.side.memory_axis)] = _memory_rows(section.side.trace.world_size, domain)
+            layout[_layout_name(section.side.memory_axis)] = _memory_rows(section.side, len(sides), domain)
     layout["annotations"] = annotations
     return layout
 
@@ -105,16 +121,15 @@ def _sections(sides: Sequence[Side], highest: float) -> list[Section]:
     sections = []
     for side in sides:
         ranks = side.trace.world_size
-        row_px = ROW_PX if len(sides) == 1 else ROW_OF_SEVERAL_PX
         if len(sides) > 1:
             caption = f"<b>{side.label}</b> · {side.facts()} · {side.trace.clock} clock"
             sections.append(Section(Part.CAPTION, CAPTION_PX, side, caption))
-        sections.append(Section(Part.CELLS, max(56, min(row_px * ranks, 180 + 8 * ranks)), side))
+        sections.append(Section(Part.CELLS, max(56, min(_row_px(len(sides)) * ranks, 180 + 8 * ranks)), side))
         if side.memory:
             unit = "bytes" if side.memory.unit == "bytes" else side.memory.unit
             caption = f"memory of activations, {unit}; a row is {side.memory.text(highest)} high"
             sections.append(Section(Part.CAPTION, CAPTION_PX, side, caption))
-            sections.append(Section(Part.MEMORY, max(44, min((row_px - 8) * ranks, 90 + 4 * ranks)), side))
+            sections.append(Section(Part.MEMORY, memory_px(ranks, len(sides)), side))
     return sections
 
 
@@ -123,10 +138,17 @@ def _subtitle(sides: Sequence[Side]) -> str:
     paler = " · paler: a rank's later stage" if several_stages > 1 else ""
     if len(sides) == 1:
         return f"{CLOCK_MEANINGS[sides[0].trace.clock]} · {sides[0].facts()}{paler}"
-    a, b = sides[0], sides[1]
-    verdict = speed_up(a.trace, b.trace, (a.label, b.label)) if len(sides) == 2 else "each from its own first span"
+    verdict = _verdict(*sides) if len(sides) == 2 else "each from its own first span"
     clocks = dict.fromkeys(CLOCK_MEANINGS[side.trace.clock] for side in sides)
     return f"{verdict} · {'; '.join(clocks)}{paler}"
+
+
+def _verdict(a: Side, b: Side) -> str:
+    """Which is faster; where they do not do the same work, that."""
+    least, most = sorted((a.compute_ns, b.compute_ns))
+    if most - least > SAME_WORK * most:
+        return f"not the same work: a rank computes {duration_text(a.compute_ns)} and {duration_text(b.compute_ns)}"
+    return speed_up(a.trace, b.trace, (a.label, b.label))
 
 
 def _caption(text: str, bottom: float) -> dict[str, Any]:
@@ -136,13 +158,30 @@ def _caption(text: str, bottom: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _memory_rows(ranks: int, domain: tuple[float, float]) -> dict[str, Any]:
+def _memory_rows(side: Side, num_sides: int, domain: tuple[float, float]) -> dict[str, Any]:
     """A row for each rank, rank 0 on top; row r lies between r and r + 1."""
-    shown = range(0, ranks, -(-ranks // MAX_RANK_LABELS))
+    shown = labelled_ranks(side.trace.world_size, num_sides)
     return {
-        **AXIS_STYLE, "domain": domain, "range": (ranks, 0), "showgrid": False, "fixedrange": True,
+        **AXIS_STYLE, "domain": domain, "range": (side.trace.world_size, 0), "showgrid": False, "fixedrange": True,
         "tickvals": [rank + 0.55 for rank in shown], "ticktext": [f"rank {rank}" for rank in shown],
     }  # fmt: skip
+
+
+def memory_px(ranks: int, num_sides: int) -> int:
+    """Height of the memory of all ranks together."""
+    return max(44, min((_row_px(num_sides) - 8) * ranks, 90 + 4 * ranks))
+
+
+def labelled_ranks(ranks: int, num_sides: int) -> range:
+    """The ranks whose row of memory is named: every first, second, fourth, … so that names do not touch."""
+    step = 1
+    while step * memory_px(ranks, num_sides) < TICK_PX * ranks:
+        step *= 2
+    return range(0, ranks, step)
+
+
+def _row_px(num_sides: int) -> int:
+    return ROW_PX if num_sides == 1 else ROW_OF_SEVERAL_PX
 
 
 def _layout_name(axis: str) -> str:

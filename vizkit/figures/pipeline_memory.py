@@ -18,6 +18,7 @@ COUNTER_NAMES = ("activations", "memory")
 AREA = "rgba(204,121,167,0.45)"
 ROW_HEIGHT = 0.86
 """Of a rank's area at the highest value, as a share of its row."""
+MAX_OUTLINED_RANKS = 24
 MAX_POINTS = 600
 """Of one rank; where there are more, each keeps the highest value around it."""
 
@@ -62,9 +63,9 @@ class Memory:
 
 
 def memory_traces(
-    memory: Memory, axis: TimeAxis, duration: float, highest: float, yaxis: str, *, label_peaks: bool
+    memory: Memory, axis: TimeAxis, duration: float, highest: float, yaxis: str, shown_ranks: range
 ) -> list[dict[str, Any]]:
-    """An area for each rank, on its row of `yaxis` (row r from r + 1 up to r), and each rank's peak at its end.
+    """An area for each rank, on its row of `yaxis` (row r from r + 1 up to r), with the peaks of `shown_ranks` beside.
 
     `highest` is the value that fills a row; figures with several traces give them one.
     """
@@ -79,26 +80,21 @@ def memory_traces(
         xs.append(np.concatenate([time[:1], steps_x, [duration, np.nan]]))
         ys.append(np.concatenate([[floor], steps_y, [floor, np.nan]]))
         values.append(np.concatenate([[0], np.append(np.repeat(value, 2), value[-1]), [0, np.nan]]))
-    drawn = [
-        {
-            "type": "scatter", "x": np.concatenate(xs), "y": np.concatenate(ys), "customdata": np.concatenate(values),
-            "mode": "lines", "line": {"width": 1, "color": PURPLE}, "fill": "toself", "fillcolor": AREA,
-            "hoveron": "points", "hovertemplate": "%{customdata:.4~s} at %{x:.6~g}<extra>memory</extra>",
-            "name": "activation memory", "legendgroup": "memory", "legendrank": 400, "showlegend": True,
-            "yaxis": yaxis,
-        }
-    ]  # fmt: skip
-    if label_peaks:
-        ranks = list(memory.peaks)
-        drawn.append(
-            {
-                "type": "scatter", "mode": "text", "x": [duration] * len(ranks), "y": [rank + 0.55 for rank in ranks],
-                "text": [f" {memory.text(peak)}" for peak in memory.peaks.values()], "textposition": "middle right",
-                "textfont": {"size": 11, "color": TEXT}, "cliponaxis": False, "hoverinfo": "skip",
-                "showlegend": False, "name": "peak", "legendgroup": "memory", "yaxis": yaxis,
-            }
-        )  # fmt: skip
-    return drawn
+    area = {
+        "type": "scatter", "x": np.concatenate(xs), "y": np.concatenate(ys), "customdata": np.concatenate(values),
+        "mode": "lines", "fill": "toself", "fillcolor": AREA,
+        "line": {"width": 1 if len(xs) <= MAX_OUTLINED_RANKS else 0, "color": PURPLE},
+        "hoveron": "points", "hovertemplate": "%{customdata:.4~s} at %{x:.6~g}<extra>memory</extra>",
+        "name": "activation memory", "legendgroup": "memory", "showlegend": False, "yaxis": yaxis,
+    }  # fmt: skip
+    labelled = {rank: peak for rank, peak in memory.peaks.items() if rank in shown_ranks}
+    peaks = {
+        "type": "scatter", "mode": "text", "x": [duration] * len(labelled), "y": [rank + 0.55 for rank in labelled],
+        "text": [f" {memory.text(peak)}" for peak in labelled.values()], "textposition": "middle right",
+        "textfont": {"size": 11, "color": TEXT}, "cliponaxis": False, "hoverinfo": "skip",
+        "showlegend": False, "name": "peak", "legendgroup": "memory", "yaxis": yaxis,
+    }  # fmt: skip
+    return [area, peaks]
 
 
 def highest_of(memories: Sequence[Memory | None]) -> float:
