@@ -11,8 +11,8 @@ from vizkit.schedules.schedule import Schedule
 def schedule_names() -> list[str]:
     """The names that `schedule` takes, from the simplest to the newest.
 
-    >>> schedule_names()[:2]
-    ['GPipe', '1F1B']
+    >>> schedule_names()[:3]
+    ['Sequential', 'GPipe', '1F1B']
     """
     return [recipe.name for recipe in RECIPES]
 

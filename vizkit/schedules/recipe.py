@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from vizkit.errors import InvalidInputError
 from vizkit.schedules.schedule import Schedule
 
 Builder = Callable[[int, int, int], Schedule]
 """Takes num_ranks, num_microbatches, stages_per_rank, which keep the recipe's rules."""
 Rule = Callable[[int, int, int], str | None]
-"""Takes the same; says what rule they break, or None."""
+"""Takes the same; says what rule their number of microbatches breaks, or None."""
+RankRule = Callable[[int], str | None]
+"""Takes num_ranks; says what rule it breaks, or None."""
 LARGEST_TRIED = 4096
 
 
@@ -20,7 +24,10 @@ class Recipe:
     """A named schedule: how it is built, what sizes it has, and what its paper says of it.
 
     `stages_per_rank` is the default; with `fixed_stages` it is the only one. `bubble` and `activations` are formulas in
-    words: idle time of a rank, and peak activation memory of a rank in microbatches of one rank's layers.
+    words: idle time of a rank, and peak activation memory of the rank that holds most, in microbatches of one rank's
+    layers. p, m and v are ranks, microbatches and stages of a rank; F, B, I and W are what one microbatch takes on one
+    rank, on all the stages there that it passes; F&B a forward and a backward that overlap. Links are free, m is large
+    enough, and the builder's docstring says for what else.
     """
 
     name: str
@@ -33,19 +40,14 @@ class Recipe:
     fixed_stages: bool = True
     aliases: tuple[str, ...] = ()
     rule: Rule | None = None
+    rank_rule: RankRule | None = None
     torch_runs: bool = True
     """Whether torch 2.13's pipeline runtime can execute it."""
 
     def build(self, num_ranks: int, num_microbatches: int, stages_per_rank: int | None = None) -> Schedule:
         """The schedule; raises `InvalidInputError` for sizes that it does not have, with the nearest that it has."""
-        local = self.stages_per_rank if stages_per_rank is None else stages_per_rank
-        for name, value in (
-            ("num_ranks", num_ranks),
-            ("num_microbatches", num_microbatches),
-            ("stages_per_rank", local),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidInputError.because(name, value, "must be a whole number, at least 1", f"use {name}=1")
+        ranks, microbatches = _size("num_ranks", num_ranks), _size("num_microbatches", num_microbatches)
+        local = self.stages_per_rank if stages_per_rank is None else _size("stages_per_rank", stages_per_rank)
         if self.fixed_stages and local != self.stages_per_rank:
             raise InvalidInputError.because(
                 "stages_per_rank",
@@ -53,21 +55,35 @@ class Recipe:
                 f"{self.name} has exactly {self.stages_per_rank} on each rank",
                 "leave it out, or use Interleaved1F1B, LoopedBFS or InterleavedZeroBubble",
             )
-        if self.rule and (broken := self.rule(num_ranks, num_microbatches, local)):
+        if self.rank_rule and (broken := self.rank_rule(ranks)):
+            nearest = _nearest(ranks, lambda p: not self._broken(p, microbatches, local)) or _nearest(
+                ranks, lambda p: not (self.rank_rule and self.rank_rule(p))
+            )
+            raise InvalidInputError.because("num_ranks", ranks, f"{self.name} {broken}", f"use num_ranks={nearest}")
+        if self.rule and (broken := self.rule(ranks, microbatches, local)):
             raise InvalidInputError.because(
                 "num_microbatches",
-                num_microbatches,
+                microbatches,
                 f"{self.name} {broken}",
-                self._remedy(num_ranks, num_microbatches, local),
+                f"use num_microbatches={_nearest(microbatches, lambda m: not self._broken(ranks, m, local), ranks)}",
             )
-        return self.builder(num_ranks, num_microbatches, local)
+        return self.builder(ranks, microbatches, local)
 
-    def _remedy(self, num_ranks: int, num_microbatches: int, local: int) -> str:
-        """The nearest numbers of microbatches that work, below and above."""
-        rule = self.rule
-        assert rule
-        below = next((m for m in range(num_microbatches, 0, -1) if not rule(num_ranks, m, local)), None)
-        largest = max(LARGEST_TRIED, 4 * num_microbatches)
-        above = next((m for m in range(num_microbatches, largest) if not rule(num_ranks, m, local)), None)
-        valid = [str(m) for m in (below, above) if m is not None]
-        return f"use num_microbatches={' or '.join(valid)}" if valid else "change the number of ranks"
+    def _broken(self, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> str | None:
+        """The first rule that these sizes break, or None."""
+        broken = self.rank_rule(num_ranks) if self.rank_rule else None
+        return broken or (self.rule(num_ranks, num_microbatches, stages_per_rank) if self.rule else None)
+
+
+def _size(name: str, value: object) -> int:
+    """A whole number, at least 1, of Python or of numpy."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InvalidInputError.because(name, value, "must be a whole number, at least 1", f"use {name}=1")
+    return int(value)
+
+
+def _nearest(value: int, works: Callable[[int], bool], scale: int = 1) -> str:
+    """The nearest numbers that work, below and above, as "8 or 10"; "" if none is near."""
+    below = next((str(n) for n in range(value - 1, 0, -1) if works(n)), None)
+    above = next((str(n) for n in range(value + 1, max(LARGEST_TRIED, 4 * (value + scale))) if works(n)), None)
+    return " or ".join(filter(None, (below, above)))

@@ -1,0 +1,134 @@
+"""Lays out a schedule from its phases: a few passes in turn, repeated as often as each rank needs it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vizkit.schedules.actions import INPUT_GRADIENT_KINDS
+from vizkit.schedules.schedule import Schedule
+from vizkit.trace import SpanKind
+
+IN_TURN = -1
+"""The slot of a pass that names none."""
+_PASS = re.compile(r"([ +]?)([FBIW])(\d?)")
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """Passes such as "F0 F1+B0", done `times` times; `times` is one number, or one for each rank.
+
+    A pass is a letter and a slot: the position of the stage among those of its rank. "+" joins two that overlap.
+    A pass that names no slot takes the next turn of the schedule; W without a slot follows the oldest I without a W.
+    """
+
+    pattern: str
+    times: np.ndarray | int
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """Slot and microbatch of the k-th forward, or of the k-th backward, of every rank."""
+
+    slot: np.ndarray
+    microbatch: np.ndarray
+
+
+def lay_out(
+    name: str,
+    phases: Sequence[Phase],
+    stages: np.ndarray,
+    num_microbatches: int,
+    *,
+    forwards: Turns | None = None,
+    backwards: Turns | None = None,
+    first_microbatch: np.ndarray | None = None,
+    num_pipelines: int = 1,
+) -> Schedule:
+    """The schedule in which each rank goes through these phases; `stages` has shape (ranks, slots).
+
+    The microbatches of a slot come in order, from `first_microbatch` of that rank and slot on (0 where it is left out);
+    passes without a slot follow `forwards` and `backwards`. The phases do as many forwards and backwards of a slot on
+    every rank.
+    """
+    num_ranks = len(stages)
+    table = _PassTable.of(tuple(phase.pattern for phase in phases))
+    offsets, entry = _unroll(table.lengths, phases, num_ranks)
+    stage, microbatch = np.empty((2, len(entry)), np.int32)
+    for kinds, turns in (((SpanKind.FORWARD,), forwards), (INPUT_GRADIENT_KINDS, backwards)):
+        for slot, passes in table.by_slot(kinds):
+            grid = np.flatnonzero(passes[entry]).reshape(num_ranks, -1)
+            now = turns if turns and slot == IN_TURN else Turns(np.array([slot]), np.arange(grid.shape[1]))
+            stage[grid] = stages[:, now.slot]
+            microbatch[grid] = now.microbatch
+            if first_microbatch is not None:
+                microbatch[grid] += first_microbatch[:, now.slot]
+    for slot, passes in table.by_slot((SpanKind.BACKWARD_WEIGHT,)):
+        weights = np.flatnonzero(passes[entry])
+        inputs = np.flatnonzero(table.of_kinds((SpanKind.BACKWARD_INPUT,), slot)[entry])
+        stage[weights], microbatch[weights] = stage[inputs], microbatch[inputs]
+    stage_ranks = np.empty(stages.size, np.int64)
+    stage_ranks[stages] = np.arange(num_ranks)[:, None]
+    return Schedule.from_columns(
+        name,
+        num_microbatches=num_microbatches,
+        stage_ranks=stage_ranks.tolist(),
+        offsets=offsets,
+        kind=table.kind[entry],
+        stage=stage,
+        microbatch=microbatch,
+        joined=table.joined[entry] if table.joined.any() else None,
+        num_pipelines=num_pipelines,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _PassTable:
+    """The passes of some patterns, one pattern after the other; `lengths` holds each pattern's number of passes."""
+
+    kind: np.ndarray
+    slot: np.ndarray
+    joined: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def of(cls, patterns: tuple[str, ...]) -> _PassTable:
+        rows = [_PASS.findall(pattern) for pattern in patterns]
+        passes = [found for row in rows for found in row]
+        return cls(
+            np.array([SpanKind(letter).code for _, letter, _ in passes], np.uint8),
+            np.array([int(slot) if slot else IN_TURN for _, _, slot in passes]),
+            np.array([sign == "+" for sign, _, _ in passes]),
+            np.array([len(row) for row in rows]),
+        )
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - tables are few, and kept anyway
+    def by_slot(self, kinds: tuple[SpanKind, ...]) -> list[tuple[int, np.ndarray]]:
+        """For each slot with such passes, a mask of them."""
+        return [(slot, self.of_kinds(kinds, slot) & (self.slot == slot)) for slot in self._slots(kinds)]
+
+    def of_kinds(self, kinds: tuple[SpanKind, ...], slot: int) -> np.ndarray:
+        """A mask of the passes of these kinds on this slot; `IN_TURN` stands for any."""
+        return np.isin(self.kind, [kind.code for kind in kinds]) & ((self.slot == slot) | (slot == IN_TURN))
+
+    def _slots(self, kinds: tuple[SpanKind, ...]) -> list[int]:
+        return np.unique(self.slot[self.of_kinds(kinds, IN_TURN)]).tolist()
+
+
+def _unroll(lengths: np.ndarray, phases: Sequence[Phase], num_ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each rank's passes begin, and each pass's entry in the table."""
+    times = np.empty((num_ranks, len(phases)), np.int64)
+    for column, phase in enumerate(phases):
+        times[:, column] = phase.times
+    passes = (times * lengths).ravel()
+    ends = passes.cumsum()
+    offsets = np.concatenate(([0], ends[len(phases) - 1 :: len(phases)]))
+    run = np.repeat(np.arange(len(passes), dtype=np.int32), passes)
+    position = np.arange(len(run), dtype=np.int32) - (ends - passes).astype(np.int32)[run]
+    first = (np.cumsum(lengths) - lengths).astype(np.int32)
+    return offsets, np.tile(first, num_ranks)[run] + position % np.tile(lengths.astype(np.int32), num_ranks)[run]
