@@ -105,10 +105,10 @@ def _numbers(schedule: Schedule) -> Iterator[Finding]:
 
 
 def _gaps(facts: _Facts) -> Iterator[Finding]:
-    unused: np.ndarray = ~facts.has.any(axis=0)
-    for name, axis in (("stage", 1), ("microbatch", 0)):
-        numbers = [f"{name} {number}" for number in np.flatnonzero(unused.all(axis=axis)).tolist()]
-        rule = f"has no action; {name}s are numbered from 0 without a gap: renumber or add it"
+    unused = ~np.any(facts.has, axis=0)
+    for name, plural, axis in (("stage", "stages", 1), ("microbatch", "microbatches", 0)):
+        numbers = [f"{name} {number}" for number in np.flatnonzero(np.all(unused, axis=axis)).tolist()]
+        rule = f"has no action; {plural} are numbered from 0 without a gap: renumber or add it"
         yield from listed(numbers, FindingKind.NUMBERING, functools.partial(_gap, rule))
 
 
@@ -157,8 +157,8 @@ def _pipelines(facts: _Facts) -> Iterator[Finding]:
 
 def _missing(facts: _Facts) -> Iterator[Finding]:
     has = facts.has
-    used: np.ndarray = has.any(axis=0)
-    expected = facts.belongs & used.any(axis=1)[:, None] & used.any(axis=0)
+    used = np.any(has, axis=0)
+    expected = facts.belongs & np.any(used, axis=1)[:, None] & np.any(used, axis=0)
     backward = has[_B] | has[_I] | has[_W]
     rules = (
         (_F, expected & ~has[_F], "every microbatch has a forward on every stage"),
@@ -217,10 +217,15 @@ def _full(half: Action) -> Action:
     return Action(half.stage, SpanKind.BACKWARD, half.microbatch)
 
 
+def _ranks_of(schedule: Schedule, positions: np.ndarray) -> np.ndarray:
+    """The rank of the action at each position, or −1 where there is none."""
+    return np.where(positions >= 0, schedule.rank[np.maximum(positions, 0)], NONE)
+
+
 def _order(facts: _Facts, needs: Dependencies) -> Iterator[Finding]:
     """Each action after the one of its own stage that it builds on."""
     schedule, kind, own = facts.schedule, FindingKind.ORDER, needs.own
-    late = (own > np.arange(len(own))) & (schedule.rank[own] == schedule.rank)
+    late = (own > np.arange(len(own))) & (_ranks_of(schedule, own) == schedule.rank)
     yield from listed(
         np.flatnonzero(late).tolist(),
         kind,
@@ -237,7 +242,8 @@ def _deadlock(facts: _Facts, needs: Dependencies) -> Iterator[Finding]:
     """A rank that waits for itself, then the shortest circle of ranks that wait for each other."""
     schedule, kind = facts.schedule, FindingKind.DEADLOCK
     here = np.arange(len(schedule))
-    inside = (needs.input >= 0) & (schedule.rank[needs.input] == schedule.rank)
+    source = _ranks_of(schedule, needs.input)
+    inside = source == schedule.rank
     yield from listed(
         np.flatnonzero(inside & (needs.input > here)).tolist(),
         kind,
@@ -249,7 +255,7 @@ def _deadlock(facts: _Facts, needs: Dependencies) -> Iterator[Finding]:
             f"(cell {facts.cell(needs.input[position])})",
         ),
     )
-    circle = circle_of_waits(schedule, facts.cells, np.where(inside, NONE, needs.input))
+    circle = circle_of_waits(schedule, facts.cells, np.where(inside | (source < 0), NONE, needs.input))
     if circle:
         sentence = "; ".join(
             _wait(facts, wait, following) for wait, following in zip(circle, [*circle[1:], circle[0]], strict=True)

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def _write_cell(cell: Cell) -> str:
     return str(cell[0]) if len(cell) == 1 else f"({';'.join(map(str, cell))}){_OVERLAP}"
 
 
-def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+def _lines(file: Path) -> list[tuple[int, list[str]]]:
     """Number, from 1, and stripped cells of each line; empty lines at the end are left out."""
     try:
         text = file.read_bytes().decode("utf-8-sig")
@@ -131,16 +131,20 @@ def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
         raise _not_text(file) from error
     if "\0" in text:
         raise _not_text(file)
-    reader = csv.reader(io.StringIO(text.rstrip(", \t\r\n"), newline=""), skipinitialspace=True)
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    lines: list[tuple[int, list[str]]] = []
     line = 1
     try:
         for cells in reader:
-            yield line, [cell.strip() for cell in cells]
+            lines.append((line, [cell.strip() for cell in cells]))
             line = reader.line_num + 1
     except csv.Error as error:
         raise InvalidInputError.because(
             "line", line, f"of {file.name} is not CSV ({error})", "look for a quote that is not closed"
         ) from error
+    while lines and not any(lines[-1][1]):
+        lines.pop()
+    return lines
 
 
 def _read_row(file: str, line: int, texts: Sequence[str], left_out: Counter[str]) -> list[_WrittenCell]:
@@ -180,9 +184,10 @@ def _is_cell(text: str) -> bool:
 
 def _unreadable(place: _Place) -> InvalidInputError:
     """Says what looks wrong, where that can be told."""
-    outside_brackets = re.sub(r"\([^()]*\)", "", place.text)
+    without_overlaps = _OVERLAPPED.sub("0F0", place.text)
     for separator, name in _SEPARATORS.items():
-        if separator in outside_brackets and any(_is_cell(part.strip()) for part in place.text.split(separator)):
+        parts = without_overlaps.split(separator)
+        if len(parts) > 1 and any(_is_cell(part.strip()) for part in parts):
             return place.refuse(f"cells are separated by commas, not by {name}", "export the file with commas")
     if _is_cell(place.text.upper()):
         return place.refuse("letters are capitals", f"write {place.text.upper()}")
