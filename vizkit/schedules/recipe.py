@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -78,8 +79,18 @@ class Recipe:
 def _size(name: str, value: object) -> int:
     """A whole number, at least 1, of Python or of numpy."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise InvalidInputError.because(name, value, "must be a whole number, at least 1", f"use {name}=1")
+        raise InvalidInputError.because(
+            name, value, "must be a whole number, at least 1", f"use {name}={_whole(value)}"
+        )
     return int(value)
+
+
+def _whole(value: Any) -> int:
+    """The whole number that somebody who gave this may have meant."""
+    try:
+        return max(int(value), 1)
+    except (TypeError, ValueError, OverflowError):
+        return 1
 
 
 def _nearest(value: int, works: Callable[[int], bool], scale: int = 1) -> str:

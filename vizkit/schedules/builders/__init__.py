@@ -2,4 +2,11 @@
 
 from vizkit.schedules.builders import classic, dualpipe, interleaved, v_shape, zbv, zero_bubble
 
-RECIPES = (*classic.RECIPES, *interleaved.RECIPES, *zero_bubble.RECIPES, *zbv.RECIPES, *v_shape.RECIPES, *dualpipe.RECIPES)
+RECIPES = (
+    *classic.RECIPES,
+    *interleaved.RECIPES,
+    *zero_bubble.RECIPES,
+    *zbv.RECIPES,
+    *v_shape.RECIPES,
+    *dualpipe.RECIPES,
+)

@@ -34,8 +34,8 @@ def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, stages_per_ra
     """Interleaved 1F1B with the backward split: W fills what would be bubble (Qi et al., 2023, arXiv:2401.10241).
 
     ZB-H1 over v stages a rank, in the rounds of Interleaved1F1B. With F, I and W of a rank's v stages together, bubble
-    (p−1)(F+I−W)/v a rank for W ≤ F and m ≥ p; every rank keeps the activations of min((v−1)R + p, vm)/v microbatches,
-    which is p for R = p.
+    (p−1)(F+I−W)/v a rank for W ≤ F, W ≤ I and m ≥ p; every rank keeps the activations of min((v−1)R + p, vm)/v
+    microbatches, which is p for R = p.
     """
     total, round_size, forwards, backwards = _rounds(num_ranks, num_microbatches, stages_per_rank)
     rank = np.arange(num_ranks)
