@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from vizkit.durations import Durations
 from vizkit.figures.pipeline import picture, sides_of
@@ -64,6 +68,24 @@ def explorer_figure(settings: ExplorerSettings) -> dict[str, Any]:
     '1F1B: 4 ranks, 8 microbatches'
     """
     return picture(explore(settings))
+
+
+def explorer_json(settings: ExplorerSettings) -> str:
+    """`explorer_figure` as JSON that plotly.js reads: numbers travel as base64, which takes a tenth of the time.
+
+    >>> sorted(json.loads(explorer_json(ExplorerSettings(versus=None))))
+    ['data', 'layout']
+    """
+    return json.dumps(explorer_figure(settings), default=_typed_array, separators=(",", ":"))
+
+
+def _typed_array(values: Any) -> dict[str, str] | int | float:
+    """Plotly's form of an array of numbers, whose integers have 32 bits at most."""
+    if isinstance(values, np.generic):
+        return values.item()
+    array = np.ascontiguousarray(values, np.int32 if values.dtype.kind == "i" else None)
+    spec = {"dtype": array.dtype.str[1:], "bdata": base64.b64encode(array.tobytes()).decode()}
+    return spec | ({"shape": ", ".join(map(str, array.shape))} if array.ndim > 1 else {})
 
 
 def explorer_words(sides: list[Side]) -> str:

@@ -18,7 +18,7 @@ from vizkit.figures.theme import BLUE, OUTLINE, STYLES, TimeAxis
 from vizkit.trace import KINDS, Role, SpanKind, Trace
 
 BUBBLE = "rgba(128,128,128,0.30)"
-CELL_HATCH = "rgba(0,0,0,0.20)"
+HATCHING = {"fgcolor": "rgba(0,0,0,0.20)", "size": 6, "solidity": 0.22}
 """Fainter than in a timeline: the cell's number has to be read over it."""
 LINK = "rgba(0,114,178,0.75)"
 HALF_CELL, HALF_CELL_WITH_LINKS = 46, 36
@@ -51,8 +51,8 @@ def cell_traces(trace: Trace, axis: TimeAxis, duration: float, yaxis: str) -> li
             chosen = np.flatnonzero((compute.kind == code) & (local == place))
             if len(chosen):
                 part = compute.filter(_mask(chosen, len(compute)))
-                tint = PALEST * place / max(num_local - 1, 1)
-                look = _look(KINDS[code], tint, is_first=not _has(drawn, KINDS[code]), yaxis=yaxis)
+                color = stage_color(KINDS[code], place, num_local)
+                look = _look(KINDS[code], color, is_first=not _has(drawn, KINDS[code]), yaxis=yaxis)
                 draw = _bars if detail is Detail.BARS else _polygons
                 drawn.append(look | draw(part, top[chosen], bottom[chosen], axis, per_px, look))
     if detail is Detail.BARS:
@@ -86,6 +86,11 @@ def tinted(color: str, share: float) -> str:
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 
 
+def stage_color(kind: SpanKind, place: int, num_stages: int) -> str:
+    """The kind's colour, paler for each later one of a rank's stages."""
+    return tinted(STYLES[kind].color, PALEST * place / max(num_stages - 1, 1))
+
+
 def _mask(positions: np.ndarray, length: int) -> np.ndarray:
     mask = np.zeros(length, bool)
     mask[positions] = True
@@ -109,14 +114,14 @@ def _edges(compute: Trace, half: int) -> tuple[np.ndarray, np.ndarray]:
     return np.where(shares & ~is_forward, middle, top), np.where(shares & is_forward, middle, bottom)
 
 
-def _look(kind: SpanKind, tint: float, *, is_first: bool, yaxis: str) -> dict[str, Any]:
+def _look(kind: SpanKind, color: str, *, is_first: bool, yaxis: str) -> dict[str, Any]:
     return {
         "name": STYLES[kind].label,
         "legendgroup": kind.value,
         "legendrank": 100 + kind.code,
         "showlegend": is_first,
         "yaxis": yaxis,
-        "meta": {"color": tinted(STYLES[kind].color, tint), "kind": kind.value},
+        "meta": {"color": color, "kind": kind.value},
     }
 
 
@@ -165,7 +170,7 @@ def _polygons(
 
 def pattern(kind: SpanKind, color: str) -> dict[str, Any]:
     """The kind's hatching on this colour."""
-    return {"shape": STYLES[kind].pattern, "fgcolor": CELL_HATCH, "bgcolor": color, "size": 6, "solidity": 0.22}
+    return {**HATCHING, "shape": STYLES[kind].pattern, "bgcolor": color}
 
 
 def _numbers(
