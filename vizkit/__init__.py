@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME_OF = {
     "Clock": "trace",
@@ -27,6 +27,8 @@ _HOME_OF = {
     "schedule": "schedules.catalogue",
     "schedule_names": "schedules.catalogue",
     "simulate": "simulator",
+    "fit_durations": "calibration",
+    "FittedDurations": "calibration",
     "VizkitError": "errors",
     "InvalidInputError": "errors",
     "RankFailedError": "errors",
