@@ -7,8 +7,9 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +30,7 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _SHOWN = 40
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """A cell that holds something: its line and column, from 1, and its text."""
 
     file: str
@@ -46,8 +46,7 @@ class _Place:
         return InvalidInputError.because("cell", text, f"{self} of {self.file}: {rule}", remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(NamedTuple):
     """An action as a file writes it."""
 
     stage: int
@@ -148,12 +147,14 @@ def _lines(file: Path) -> list[tuple[int, list[str]]]:
 
 
 def _read_row(file: str, line: int, texts: Sequence[str], left_out: Counter[str]) -> list[_WrittenCell]:
-    row = []
+    row: list[_WrittenCell] = []
     for column, text in enumerate(texts, 1):
-        if derived := _DERIVED.fullmatch(text):
+        if match := _ACTION.fullmatch(text):
+            row.append((_read_action(match, _Place(file, line, column, text)),))
+        elif derived := _DERIVED.fullmatch(text):
             left_out[derived[1]] += 1
         elif text:
-            row.append(_read_cell(_Place(file, line, column, text)))
+            row.append(_read_overlapped(_Place(file, line, column, text)))
     if not row:
         raise InvalidInputError.because(
             "line", line, f"of {file} gives a rank nothing to compute", "delete the line, or write the rank's actions"
@@ -161,21 +162,22 @@ def _read_row(file: str, line: int, texts: Sequence[str], left_out: Counter[str]
     return row
 
 
-def _read_cell(place: _Place) -> _WrittenCell:
+def _read_overlapped(place: _Place) -> _WrittenCell:
     overlapped = _OVERLAPPED.fullmatch(place.text)
-    cell = tuple(_read_action(text, place) for text in (overlapped.groups() if overlapped else (place.text,)))
-    if overlapped and (cell[0].letters == "F", cell[1].letters == "F") != (True, False):
+    matches = [_ACTION.fullmatch(text) for text in overlapped.groups()] if overlapped else []
+    cell = tuple(_read_action(match, place) for match in matches if match)
+    if len(cell) != 2:
+        raise _unreadable(place)
+    if (cell[0].letters == "F", cell[1].letters == "F") != (True, False):
         raise place.refuse("only a forward and a backward overlap, in this order", f"write it like (0F7;7B3){_OVERLAP}")
     return cell
 
 
-def _read_action(text: str, place: _Place) -> _Written:
-    match = _ACTION.fullmatch(text)
-    if not match:
-        raise _unreadable(place)
-    if max(len(match[1]), len(match[3])) > 9:
+def _read_action(match: re.Match[str], place: _Place) -> _Written:
+    stage, letters, microbatch = match.groups()
+    if len(stage) > 9 or len(microbatch) > 9:
         raise _absurd(place)
-    return _Written(int(match[1]), match[2], int(match[3]), place)
+    return _Written(int(stage), letters, int(microbatch), place)
 
 
 def _is_cell(text: str) -> bool:
