@@ -13,9 +13,9 @@ from vizkit.trace import SpanKind
 def zb_h1(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
     """1F1B with W as late as 1F1B's memory allows (Qi et al., 2023, arXiv:2401.10241, handcrafted schedule 1).
 
-    Bubble (p−1)(F+I−W) for W ≤ F and m ≥ p, where 1F1B has (p−1)(F+I+W); a latency c on each edge, if short against W,
-    makes it (p−1)(F+I−W+4c) for m > p. Every rank keeps the activations of min(p, m) microbatches at most. The paper
-    writes B for I. Torch's InterleavedZeroBubble with one stage a rank is this schedule.
+    Bubble (p−1)(F+I−W) for W ≤ F and m ≥ p, where 1F1B has (p−1)(F+I+W); a latency c ≤ W/2 on each edge makes it
+    (p−1)(F+I−W+4c) for m > p. Every rank keeps the activations of min(p, m) microbatches. The paper writes B for I.
+    Torch's InterleavedZeroBubble with one stage a rank is this schedule.
     """
     rank = np.arange(num_ranks)[:, None]
     return _with_late_weights("ZB-H1", num_ranks - rank, rank, num_microbatches)
@@ -24,10 +24,10 @@ def zb_h1(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
 def zb_h2(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
     """Twice as many forwards ahead as ZB-H1 (Qi et al., 2023, arXiv:2401.10241, handcrafted schedule 2).
 
-    Bubble (p−1)(F+I−2W) for W ≤ F and m ≥ 2p−1, which is none for F = I = W; a latency c on each edge, if short against
-    W, makes it (p−1)(F+I−2W+2c). That is idle time of a rank between its own first and last action
+    Bubble (p−1)(F+I−2W) for W ≤ F, W ≤ (F+I)/2 and m ≥ 2p−1, which is none for F = I = W; a latency c ≤ (F+I)/2 on
+    each edge makes it (p−1)(F+I−2W+2c). That is idle time of a rank between its own first and last action
     (`Bubble.over_longest_rank`): later ranks begin and end later, which the paper's optimizer step for each rank makes
-    harmless. Every rank keeps the activations of min(2p−1, m) microbatches at most. The paper writes B for I.
+    harmless. Every rank keeps the activations of min(2p−1, m) microbatches. The paper writes B for I.
     """
     rank = np.arange(num_ranks)[:, None]
     return _with_late_weights("ZB-H2", 2 * (num_ranks - rank) - 1, 2 * rank, num_microbatches)
