@@ -20,6 +20,7 @@ from vizkit.trace import NONE, NS_PER_S, Clock, Counter, SpanKind, Trace
 ACTIVATIONS = "activations"
 """Name of the counters of activation memory."""
 PER_RANK = "microbatches of one rank's layers"
+_NUM_CODES = max(kind.code for kind in ACTION_KINDS) + 1
 
 
 def simulate(
@@ -97,9 +98,34 @@ def simulate(
 
 
 def _refuse_what_cannot_run(schedule: Schedule, needs: Dependencies) -> None:
+    """Raises what `check` finds, after a quick look whether there is something to find; deadlocks show later."""
     here = np.arange(len(schedule))
-    if (needs.input < NONE).any() or (needs.own < NONE).any() or (needs.own >= here).any():
+    doubtful = (
+        (needs.input < NONE).any()
+        or (needs.own < NONE).any()
+        or (needs.own >= here).any()
+        or (np.asarray(schedule.stage_ranks)[schedule.stage] != schedule.rank).any()
+        or not _once_each(schedule)
+    )
+    if doubtful and schedule.check():
         raise _cannot_run(schedule)
+
+
+def _once_each(schedule: Schedule) -> bool:
+    """Whether each stage has as many actions of each kind as microbatches, none twice."""
+    a_kind = schedule.num_stages * schedule.num_microbatches
+    place = schedule.stage.astype(np.int64) * schedule.num_microbatches + schedule.microbatch
+    counts = np.bincount(schedule.kind.astype(np.int64) * a_kind + place, minlength=_NUM_CODES * a_kind)
+    if counts.max() > 1:
+        return False
+    by_kind = counts.reshape(_NUM_CODES, a_kind)
+    forward, full, inputs, weights = (by_kind[kind.code] for kind in ACTION_KINDS)
+    backward = full + inputs
+    return (
+        forward.sum() * schedule.num_pipelines == a_kind
+        and np.array_equal(inputs, weights)
+        and (not schedule.has_backward or np.array_equal(backward, forward))
+    )
 
 
 def _cannot_run(schedule: Schedule) -> InvalidInputError:
@@ -111,7 +137,7 @@ def _cannot_run(schedule: Schedule) -> InvalidInputError:
 
 def _durations_ns(schedule: Schedule, durations: Durations) -> np.ndarray:
     """Nanoseconds of each action; raises `InvalidInputError` where per-stage lists do not fit the stages."""
-    table = np.zeros((max(kind.code for kind in ACTION_KINDS) + 1, schedule.num_stages), np.int64)
+    table = np.zeros((_NUM_CODES, schedule.num_stages), np.int64)
     for kind in ACTION_KINDS:
         value = durations.seconds.get(kind, 0.0)
         if isinstance(value, Sequence) and len(value) != schedule.num_stages:
@@ -214,7 +240,7 @@ def _activations(
         sizes = np.full(schedule.num_stages, schedule.num_ranks / schedule.stages_per_pipeline)
     else:
         sizes = _by_stage("activation_bytes", activation_bytes, schedule)
-    shares = np.zeros(max(kind.code for kind in ACTION_KINDS) + 1)
+    shares = np.zeros(_NUM_CODES)
     shares[[kind.code for kind in ACTION_KINDS]] = (1, -1, kept - 1, -kept)
     change = (shares[:, None] * sizes)[schedule.kind, schedule.stage]
     times = np.where(schedule.kind == SpanKind.FORWARD.code, start, end)

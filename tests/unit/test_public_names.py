@@ -10,6 +10,14 @@ import pytest
 import vizkit as vk
 
 CONTRACT = (
+    "schedule",
+    "schedule_names",
+    "Schedule",
+    "simulate",
+    "pipeline",
+    "split_layers",
+    "fit_durations",
+    "pipeline_figure",
     "launch",
     "Run",
     "span",

@@ -264,6 +264,11 @@ def test_what_it_refuses(arguments: dict[str, object], message: str) -> None:
         [["0F0", "0B0"], ["1B0", "1F0"]],  # a backward before its forward
         [["0F0", "0B0"], ["1F0"]],  # a backward is missing
         [["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]],  # a circle of waits
+        [["0F0", "0F0", "0B0"]],  # an action twice
+        [["0F0", "0F1", "0B0"]],  # a microbatch without its backward
+        [["0F0", "0I0"]],  # gradients of the inputs without those of the weights
+        [["0F0", "0B0", "0W0"]],  # gradients of the weights twice
+        [["0F0", "0B0", "0F1"], ["0B1"]],  # a stage on two ranks
     ],
 )
 def test_a_schedule_that_cannot_run_is_refused_with_the_first_finding(rows: list[list[str]]) -> None:

@@ -15,7 +15,7 @@ INPUT_GRADIENT_KINDS = (SpanKind.BACKWARD, SpanKind.BACKWARD_INPUT)
 WEIGHT_GRADIENT_KINDS = (SpanKind.BACKWARD, SpanKind.BACKWARD_WEIGHT)
 """What completes a microbatch's gradient of the stage's weights, and frees its activations."""
 
-_PATTERN = re.compile(r"(\d+)([FBIW])(\d+)")
+_PATTERN = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
