@@ -52,24 +52,30 @@ def lay_out(
     """The schedule in which each rank goes through these phases; `stages` has shape (ranks, slots).
 
     The microbatches of a slot come in order, from `first_microbatch` of that rank and slot on (0 where it is left out);
-    passes without a slot follow `forwards` and `backwards`. The phases do as many forwards and backwards of a slot on
-    every rank.
+    passes without a slot follow `forwards` and `backwards`. Every rank does equally many forwards of a slot, and as many
+    backwards.
+
+    >>> rank = np.arange(2)
+    >>> warm_up = 1 - rank
+    >>> phases = [Phase("F0", warm_up), Phase("F0 B0", 3 - warm_up), Phase("B0", warm_up)]
+    >>> print(lay_out("1F1B", phases, stages=rank[:, None], num_microbatches=3))
+    0F0 0F1 0B0 0F2 0B1 0B2
+    1F0 1B0 1F1 1B1 1F2 1B2
     """
     num_ranks = len(stages)
     table = _PassTable.of(tuple(phase.pattern for phase in phases))
     offsets, entry = _unroll(table.lengths, phases, num_ranks)
     stage, microbatch = np.empty((2, len(entry)), np.int32)
-    for kinds, turns in (((SpanKind.FORWARD,), forwards), (INPUT_GRADIENT_KINDS, backwards)):
-        for slot, passes in table.by_slot(kinds):
+    for by_slot, turns in ((table.forwards, forwards), (table.backwards, backwards)):
+        for slot, passes in by_slot.items():
             grid = np.flatnonzero(passes[entry]).reshape(num_ranks, -1)
             now = turns if turns and slot == IN_TURN else Turns(np.array([slot]), np.arange(grid.shape[1]))
             stage[grid] = stages[:, now.slot]
             microbatch[grid] = now.microbatch
             if first_microbatch is not None:
                 microbatch[grid] += first_microbatch[:, now.slot]
-    for slot, passes in table.by_slot((SpanKind.BACKWARD_WEIGHT,)):
-        weights = np.flatnonzero(passes[entry])
-        inputs = np.flatnonzero(table.of_kinds((SpanKind.BACKWARD_INPUT,), slot)[entry])
+    for slot, passes in table.weights.items():
+        weights, inputs = np.flatnonzero(passes[entry]), np.flatnonzero(table.inputs[slot][entry])
         stage[weights], microbatch[weights] = stage[inputs], microbatch[inputs]
     stage_ranks = np.empty(stages.size, np.int64)
     stage_ranks[stages] = np.arange(num_ranks)[:, None]
@@ -88,36 +94,41 @@ def lay_out(
 
 @dataclass(frozen=True, eq=False)
 class _PassTable:
-    """The passes of some patterns, one pattern after the other; `lengths` holds each pattern's number of passes."""
+    """The passes of some patterns, one pattern after the other; `lengths` holds each pattern's number of passes.
+
+    The others are masks of the table's entries by slot: forwards, backwards of both kinds, W, and the I that W follow.
+    """
 
     kind: np.ndarray
-    slot: np.ndarray
     joined: np.ndarray
     lengths: np.ndarray
+    forwards: dict[int, np.ndarray]
+    backwards: dict[int, np.ndarray]
+    weights: dict[int, np.ndarray]
+    inputs: dict[int, np.ndarray]
 
     @classmethod
     @functools.lru_cache(maxsize=64)
     def of(cls, patterns: tuple[str, ...]) -> _PassTable:
         rows = [_PASS.findall(pattern) for pattern in patterns]
-        passes = [found for row in rows for found in row]
+        signs, letters, digits = zip(*(found for row in rows for found in row), strict=True)
+        kind = np.array([SpanKind(letter).code for letter in letters], np.uint8)
+        slots = np.array([int(digit) if digit else IN_TURN for digit in digits])
+
+        def by_slot(*kinds: SpanKind) -> dict[int, np.ndarray]:
+            mask = np.isin(kind, [each.code for each in kinds])
+            return {slot: mask & (slots == slot) for slot in np.unique(slots[mask]).tolist()}
+
+        inputs = by_slot(SpanKind.BACKWARD_INPUT)
         return cls(
-            np.array([SpanKind(letter).code for _, letter, _ in passes], np.uint8),
-            np.array([int(slot) if slot else IN_TURN for _, _, slot in passes]),
-            np.array([sign == "+" for sign, _, _ in passes]),
+            kind,
+            np.array(signs) == "+",
             np.array([len(row) for row in rows]),
+            by_slot(SpanKind.FORWARD),
+            by_slot(*INPUT_GRADIENT_KINDS),
+            by_slot(SpanKind.BACKWARD_WEIGHT),
+            {**inputs, IN_TURN: kind == SpanKind.BACKWARD_INPUT.code},
         )
-
-    @functools.lru_cache(maxsize=256)  # noqa: B019 - tables are few, and kept anyway
-    def by_slot(self, kinds: tuple[SpanKind, ...]) -> list[tuple[int, np.ndarray]]:
-        """For each slot with such passes, a mask of them."""
-        return [(slot, self.of_kinds(kinds, slot) & (self.slot == slot)) for slot in self._slots(kinds)]
-
-    def of_kinds(self, kinds: tuple[SpanKind, ...], slot: int) -> np.ndarray:
-        """A mask of the passes of these kinds on this slot; `IN_TURN` stands for any."""
-        return np.isin(self.kind, [kind.code for kind in kinds]) & ((self.slot == slot) | (slot == IN_TURN))
-
-    def _slots(self, kinds: tuple[SpanKind, ...]) -> list[int]:
-        return np.unique(self.slot[self.of_kinds(kinds, IN_TURN)]).tolist()
 
 
 def _unroll(lengths: np.ndarray, phases: Sequence[Phase], num_ranks: int) -> tuple[np.ndarray, np.ndarray]:
