@@ -52,8 +52,8 @@ def lay_out(
     """The schedule in which each rank goes through these phases; `stages` has shape (ranks, slots).
 
     The microbatches of a slot come in order, from `first_microbatch` of that rank and slot on (0 where it is left out);
-    passes without a slot follow `forwards` and `backwards`. Every rank does equally many forwards of a slot, and as many
-    backwards.
+    passes without a slot follow `forwards` and `backwards`. A slot has equally many forwards, and as many backwards, on
+    every rank.
 
     >>> rank = np.arange(2)
     >>> warm_up = 1 - rank
