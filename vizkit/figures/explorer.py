@@ -91,8 +91,8 @@ def _typed_array(values: Any) -> dict[str, str] | int | float:
 def explorer_words(sides: list[Side]) -> str:
     """A line for each schedule: makespan, bubble under both definitions, peak activation memory.
 
-    >>> print(explorer_words(explore(ExplorerSettings(versus=None))))
-    1F1B: makespan 33 ms; bubble 27.3% of the total time, 37.5% of the ideal time; peak activation memory 4 (rank 0)
+    >>> explorer_words(explore(ExplorerSettings(versus=None))).split("; ")[-1]
+    "peak activations 4 microbatches of one rank's layers, on rank 0"
     """
     return "\n".join(map(_line, sides))
 
@@ -102,5 +102,5 @@ def _line(side: Side) -> str:
     if side.memory:
         peaks = side.memory.peaks
         most = max(peaks, key=peaks.__getitem__)
-        line += f"; peak activation memory {side.memory.text(peaks[most])} (rank {most})"
+        line += f"; peak activations {side.memory.text(peaks[most])} {side.memory.unit}, on rank {most}"
     return line

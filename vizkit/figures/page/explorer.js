@@ -194,7 +194,7 @@ function show() {
   });
   summary.textContent = sides.map((side) => {
     const peak = Math.max(...side.peaks);
-    return `${side.name}: makespan ${facts(side).replace(" · ", "; ")}; peak activation memory ${short(peak)} (rank ${side.peaks.indexOf(peak)})`;
+    return `${side.name}: makespan ${facts(side).replace(" · ", "; ")}; peak activations ${short(peak)} ${style.memory_unit}, on rank ${side.peaks.indexOf(peak)}`;
   }).join("\n");
   return Plotly.react(plot, data, layoutOf(sides, settings, duration, highest), { responsive: true, displaylogo: false });
 }
