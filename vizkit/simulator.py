@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def simulate(
     times = run(schedule, costs)
     if not times.finished:
         raise _cannot_run(schedule)
-    columns = {
+    columns: dict[str, Any] = {
         "rank": schedule.rank,
         "kind": schedule.kind,
         "start_ns": times.start,

@@ -13,8 +13,9 @@ from vizkit.trace import SpanKind
 def zb_h1(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
     """1F1B with W as late as 1F1B's memory allows (Qi et al., 2023, arXiv:2401.10241, handcrafted schedule 1).
 
-    Bubble (p−1)(F+I−W) for W ≤ F and m ≥ p, where 1F1B has (p−1)(F+I+W); a latency c ≤ W/2 on each edge makes it
-    (p−1)(F+I−W+4c) for m > p. Every rank keeps the activations of min(p, m) microbatches. The paper writes B for I.
+    Bubble (p−1)(F+I−W) between a rank's own first and last action (`Bubble.over_longest_rank`) for W ≤ F and m ≥ p, and
+    of the whole step if W ≤ I too, where 1F1B has (p−1)(F+I+W); a latency c ≤ W/2 on each edge makes it (p−1)(F+I−W+4c)
+    for m > p. Every rank keeps the activations of min(p, m) microbatches. The paper writes B for I.
     Torch's InterleavedZeroBubble with one stage a rank is this schedule.
     """
     rank = np.arange(num_ranks)[:, None]
