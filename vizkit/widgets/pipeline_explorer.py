@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,18 @@ def pipeline_explorer(**settings: Any) -> PipelineExplorer:
     `forward_ms`, `input_ms`, `weight_ms`, `transfer_ms`: milliseconds of F, I and W for one microbatch on all layers of
     a rank (B = I + W), and of a message between ranks. Sizes that a schedule does not have show its message and leave
     the picture as it was. Needs a kernel; `to_html` gives the same for chosen settings without one. Raises
-    `InvalidInputError` for an unknown schedule and for a number outside its slider.
+    `InvalidInputError` for an unknown setting or schedule and for a number outside its slider.
 
     >>> explorer = pipeline_explorer(schedule="1F1B", versus=None, num_ranks=4)
     >>> explorer.controls["num_microbatches"].value = 16
     >>> explorer.words.split("; ")[:2]
     ['1F1B: makespan 57 ms', 'bubble 15.8% of the total time, 18.8% of the ideal time']
     """
-    return PipelineExplorer(replace(ExplorerSettings(), **settings))
+    known = asdict(ExplorerSettings())
+    for name, value in settings.items():
+        if name not in known:
+            raise InvalidInputError.because(name, value, "is not a setting of the explorer", f"use {', '.join(known)}")
+    return PipelineExplorer(ExplorerSettings(**{**known, **settings}))
 
 
 class PipelineExplorer(ipywidgets.VBox):
