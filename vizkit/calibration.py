@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -56,8 +56,8 @@ class FittedDurations(Durations):
     - `stage_times`: a `StageTime` for each kind and stage that the run had; `table()` shows them.
     - `link`: α and β of the messages that could be timed, None where there were none. Messages of one size only tell
       what one such message costs: all of it is then α, and β is infinite.
-    - `between_s`: compute outside all spans, a span: what the pipeline's runtime itself needs between two actions. A
-      prediction leaves it out.
+    - `between_s`: the median of compute between one span and the next: what the pipeline's runtime itself needs from
+      action to action. A prediction leaves it out.
     - `is_split`: whether I and W were measured; if not, half of B is assumed for each.
     """
 
@@ -87,9 +87,7 @@ class FittedDurations(Durations):
         1000000000
         """
         if not (math.isfinite(factor) and factor > 0):
-            raise InvalidInputError.because(
-                "factor", factor, "must be positive and finite", "use 0.5 for half the size"
-            )
+            raise InvalidInputError.because("factor", factor, "must be positive and finite", "use 0.5 to halve it")
         return Durations(
             **{
                 kind.value: [factor * s for s in value] if isinstance(value, Sequence) else factor * value
@@ -107,27 +105,30 @@ class FittedDurations(Durations):
 
 
 def fit_durations(run: HasRecord | Record) -> FittedDurations:
-    """Durations of F, B, I and W for each stage, from the spans of a run; give them to `vk.simulate` or `run.replay`.
+    """Durations of F, B, I and W for each stage, from the spans of a run: for `vk.simulate(schedule, fit)`.
 
     Times are compute of the rank's thread on the virtual clock (CPU time; on CUDA the device's), so waiting and the
     other ranks of a crowded machine do not count. Each is the median over microbatches and steps, without the first.
-    Where a stage had B alone, I and W get half each; where it had I and W, B is their sum. Torch computes nothing in the
-    I of stage 0 and the whole backward in its W: their sum is right, their parts are as measured.
+    Where a stage had B alone, I and W get half each; where it had I and W, B is their sum. Torch computes nothing in
+    the I of stage 0 and the whole backward in its W: their sum is right, their parts are as measured.
 
     Raises `InvalidInputError` for a run without labelled passes, and where a stage has no forward.
 
-        fit = vk.fit_durations(run)                                             # ran with 4 microbatches
-        longer = vk.schedule("1F1B", num_ranks=2, num_microbatches=16)
-        vk.simulate(longer, fit, fit.link)                                      # what 16 would take
+    >>> from vizkit.lanes import Label
+    >>> at = lambda ns: dict(before_ns=ns, after_ns=ns, start_wall_ns=ns, end_wall_ns=ns)
+    >>> forward = SpanOpened(label=Label(SpanKind.FORWARD, stage=0, microbatch=0), **at(0)), SpanClosed(**at(300))
+    >>> extent = dict(start_ns=0, end_ns=300, start_wall_ns=0, end_wall_ns=300)
+    >>> fit_durations(Record((RankRecord(rank=0, events=forward, **extent),))).of_ns("F", stage=0)
+    300
     """
     record = run if isinstance(run, Record) else run.record
     found: dict[tuple[SpanKind, int], list[int]] = defaultdict(list)
-    outside_ns = spans = 0
+    between_ns: list[int] = []
     for rank in record.ranks:
-        for kind, stage, ns in (measured := list(_spans(rank))):
-            found[kind, stage].append(ns)
-        outside_ns += sum(work_before_events(rank)) - sum(ns for _, _, ns in measured)
-        spans += len(measured)
+        spans = list(_spans(rank))
+        for kind, stage, start, end in spans:
+            found[kind, stage].append(end - start)
+        between_ns += [after[2] - before[3] for before, after in pairwise(spans)]
     times = {key: _stage_time(*key, values) for key, values in sorted(found.items(), key=_by_stage_and_kind)}
     if not any(kind in _PASSES for kind, _ in times):
         raise InvalidInputError.because(
@@ -140,7 +141,7 @@ def fit_durations(run: HasRecord | Record) -> FittedDurations:
         _seconds(times),
         stage_times=times.values(),
         link=_fit_link(record),
-        between_s=max(outside_ns, 0) / NS_PER_S / max(spans, 1),
+        between_s=float(np.median(between_ns)) / NS_PER_S if between_ns else 0.0,
         is_split=any(kind is _W for kind, _ in times),
     )
 
@@ -150,8 +151,8 @@ def _by_stage_and_kind(item: tuple[tuple[SpanKind, int], object]) -> tuple[int, 
     return stage, kind.code
 
 
-def _spans(rank: RankRecord) -> Iterable[tuple[SpanKind, int, int]]:
-    """Kind, stage and nanoseconds of compute of each outermost span, with those inside it."""
+def _spans(rank: RankRecord) -> Iterable[tuple[SpanKind, int, int, int]]:
+    """Kind and stage of each outermost span, with the nanoseconds that the rank had computed at its start and end."""
     done = [0, *accumulate(work_before_events(rank))]
     depth, opened = 0, 0
     for position, event in enumerate(rank.events):
@@ -162,7 +163,7 @@ def _spans(rank: RankRecord) -> Iterable[tuple[SpanKind, int, int]]:
         elif isinstance(event, SpanClosed):
             depth -= 1
             if depth == 0 and label.kind.role is Role.COMPUTE:
-                yield label.kind, label.stage, done[position + 1] - opened
+                yield label.kind, label.stage, opened, done[position + 1]
 
 
 def _stage_time(kind: SpanKind, stage: int, values: Sequence[int]) -> StageTime:

@@ -60,5 +60,7 @@ def _exact_cell_ns(compute: Trace, start: int, end: int) -> int:
 
 
 def _stages_per_rank(trace: Trace) -> int:
-    counts = [len(np.unique(trace.stage[trace.rank == rank])) for rank in range(trace.world_size)]
-    return max(counts, default=0)
+    named = trace.stage != NONE
+    return max(
+        (len(np.unique(trace.stage[named & (trace.rank == rank)])) for rank in range(trace.world_size)), default=0
+    )

@@ -56,7 +56,7 @@ def drawn_durations(draw: random.Random, num_stages: int) -> vk.Durations:
     return vk.Durations(**per_stage)
 
 
-@pytest.mark.parametrize(("num_ranks", "at_least"), [(2, 2), (2, 5), (4, 4)])
+@pytest.mark.parametrize(("num_ranks", "at_least"), [(2, 5), (4, 3)])
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_a_real_run_equals_one_process_and_the_simulator(name: str, num_ranks: int, at_least: int) -> None:
     """For every schedule torch can run: losses, outputs and gradients are those of one process, each action of the
@@ -178,7 +178,7 @@ def both_ways(schedule: vk.Schedule) -> tuple[list[int], bool]:
 
 
 def test_shapes_are_learned_without_a_second_run_and_without_a_trace_in_the_record() -> None:
-    """Modules run once for each microbatch, batch norm counts each once, and only activations and gradients are sent."""
+    """Modules run once for each microbatch, batch norm counts each; only activations and gradients are sent."""
     schedule = vk.schedule("1F1B", num_ranks=2, num_microbatches=3)
     run = vk.launch(count_forwards, schedule, world_size=2)
     assert run.results == [(3, 3), (3, 3)]
@@ -240,7 +240,7 @@ def infer(schedule: vk.Schedule) -> Any:
 
 
 def test_token_ids_enter_tuples_pass_and_only_what_is_differentiable_comes_back() -> None:
-    """Whole numbers as input, a tuple with a mask between stages, several inputs: gradients as in one process."""
+    """Whole numbers as input, a tuple with a mask between stages, two inputs: gradients as in one process."""
     for name in ("1F1B", "ZB-H1", "ZBVZeroBubble"):
         schedule = smallest(name, 2, 4)
         run = vk.launch(language_model, schedule, world_size=2)
@@ -438,3 +438,50 @@ def test_partial_and_module_losses_say_how_they_reduce() -> None:
     loss_fn = functools.partial(nn.functional.mse_loss, reduction="sum")
     run = vk.launch(run_steps, schedule, loss_fn=loss_fn, world_size=2)
     assert_equals_one_process(run, schedule, loss_fn=loss_fn)
+
+
+def work_then_step(schedule: vk.Schedule) -> None:
+    """Stages heavy enough that compute, not Python, takes the time; three steps with an optimizer."""
+    width, samples = 192, 48
+    torch.manual_seed(0)
+    modules = [nn.Sequential(*(nn.Linear(width, width) for _ in range(depth))) for depth in (16, 4)]
+    pipe = vk.pipeline(schedule, modules, nn.MSELoss())
+    optimizer = torch.optim.SGD(pipe.parameters(), 0.01)
+    x = torch.randn(samples * schedule.num_microbatches, width)
+    for _ in range(2):
+        pipe.step(x, target=x)
+        optimizer.step()
+
+
+def test_fitted_durations_predict_other_sizes_and_schedules() -> None:
+    """Stage 0 has four times the layers, and the fit sees it. From 4 microbatches of 1F1B, what 8 take under GPipe.
+
+    Compared is the second step on the virtual clock, with a wide margin: ranks share a noisy machine.
+    """
+    fit = vk.fit_durations(
+        vk.launch(work_then_step, vk.schedule("1F1B", num_ranks=2, num_microbatches=4), world_size=2)
+    )
+    assert 1.3 < fit.of_ns("F", 0) / fit.of_ns("F", 1) < 8
+    assert fit.link is not None
+    other = vk.schedule("GPipe", num_ranks=2, num_microbatches=8)
+    run = vk.launch(work_then_step, other, world_size=2)
+    compute = run.replay(link=None).filter(kind=["F", "B"])
+    starts = [sorted(span.start_ns for span in compute.filter(rank=rank)) for rank in range(2)]
+    measured = compute.extent_ns[1] - min(of_rank[len(of_rank) // 2] for of_rank in starts)
+    predicted = vk.simulate(other, fit).extent_ns[1]
+    assert 0.5 < predicted / measured < 2
+
+
+def test_an_optimizer_step_does_not_change_the_cells() -> None:
+    """Work that belongs to no stage does not make a rank hold several stages."""
+    schedule = vk.schedule("1F1B", num_ranks=2, num_microbatches=2)
+    run = vk.launch(step_with_optimizer, schedule, world_size=2)
+    durations = vk.Durations(F=1, B=2)
+    assert vk.as_grid(run.replay(link=None, durations=durations)) == vk.as_grid(vk.simulate(schedule, durations))
+
+
+def step_with_optimizer(schedule: vk.Schedule) -> None:
+    x, y = make_batch(4)
+    pipe = vk.pipeline(schedule, make_stages(2), nn.MSELoss())
+    pipe.step(x, target=y)
+    torch.optim.SGD(pipe.parameters(), 0.1).step()

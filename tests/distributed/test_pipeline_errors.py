@@ -85,8 +85,8 @@ def idle_rank() -> Any:
 REFUSED_BEFORE: list[tuple[Callable[[], Any], str]] = [
     (
         wrong_number_of_ranks,
-        "schedule.num_ranks=4: 1F1B was built for 4 ranks, and here are 2 (world_size=2); use num_ranks=2, or a process "
-        "group of 4 ranks as group=",
+        "schedule.num_ranks=4: 1F1B was built for 4 ranks, and here are 2 (world_size=2); use num_ranks=2, or a "
+        "process group of 4 ranks as group=",
     ),
     (
         bidirectional,
@@ -100,8 +100,8 @@ REFUSED_BEFORE: list[tuple[Callable[[], Any], str]] = [
     (a_stage_that_is_no_module, "module of stage 1='builtin_function_or_method': is not an nn.Module"),
     (
         tied_weights,
-        "modules='0.weight': stage 1 on rank 1 shares this parameter with stage 0 (0.weight) on rank 0: each rank would "
-        "train a copy of its own; put both on one rank",
+        "modules='0.weight': stage 1 on rank 1 shares this parameter with stage 0 (0.weight) on rank 0: each rank "
+        "would train a copy of its own; put both on one rank",
     ),
     (no_loss, "loss_fn=None: 1F1B has backwards, which start at a loss; pass loss_fn="),
     (unknown_reduction, 'loss_reduction=\'none\': is not how microbatches\' losses become one; use "mean" or "sum"'),
@@ -229,9 +229,9 @@ def a_loss_per_sample(output: torch.Tensor, target: torch.Tensor) -> torch.Tenso
             [nn.Linear(WIDTH, WIDTH), Skips()],
             {},
             1,
-            "inputs of stage 1='float32[2, 6]': stage 0 returns 1 tensor, and the module of stage 1 cannot be called with "
-            "that: missing a required argument: 'skip'; have stage 0 return what stage 1 takes; a tensor that skips a "
-            "stage has to be handed through it, as one more output",
+            "inputs of stage 1='float32[2, 6]': stage 0 returns 1 tensor, and the module of stage 1 cannot be called "
+            "with that: missing a required argument: 'skip'; have stage 0 return what stage 1 takes; a tensor that "
+            "skips a stage has to be handed through it, as one more output",
         ),
         (
             [Returns(in_a_dict), nn.Linear(WIDTH, WIDTH)],
@@ -283,6 +283,33 @@ def test_the_error_of_a_module_is_the_first_thing_said() -> None:
         vk.launch(step, [nn.Linear(WIDTH, WIDTH), Returns(divide)], world_size=2)
     assert str(caught.value).startswith("rank 1 raised ZeroDivisionError: ")
     assert "in divide" in caught.value.remote_traceback
+    assert "in the forward of stage 1, which got float32[2, 6] from stage 0" in caught.value.remote_traceback
+    assert not any("Full Schedule" in log for log in caught.value.logs)
+
+
+class Unkind(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise KeyError("no gradient today")
+
+
+@pytest.mark.parametrize(("name", "action"), [("1F1B", "backward"), ("ZB-H1", "backward for inputs")])
+def test_the_error_of_a_backward_names_its_stage(name: str, action: str) -> None:
+    """In a full and in a split backward."""
+    with pytest.raises(vk.RankFailedError) as caught:
+        vk.launch(
+            step,
+            [nn.Linear(WIDTH, WIDTH), Returns(Unkind.apply)],
+            batch=6,
+            schedule=schedule_of(name, 2, 3),
+            world_size=2,
+        )
+    assert "no gradient today" in str(caught.value)
+    assert f"in the {action} of stage 1" in caught.value.remote_traceback
 
 
 def divide(x: torch.Tensor) -> torch.Tensor:
@@ -312,12 +339,23 @@ def batches_of_two_sizes(sizes: list[tuple[int, int]]) -> None:
         pipe.step(x, target=y)
 
 
-@pytest.mark.parametrize("sizes", [[(4, 8)], [(4, 4), (8, 4)], [(4, 4), (4, 8)]], ids=["first", "sender", "receiver"])
-def test_ranks_with_batches_of_different_sizes_do_not_hang(sizes: list[tuple[int, int]]) -> None:
-    """Every rank is given the same batch; where they differ, the run ends with an error."""
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (
+            [(4, 8)],
+            "microbatch of x='float32[4, 6]': on the rank of stage 0 it is float32[2, 6]; give every rank",
+        ),
+        ([(4, 4), (8, 4)], "ranks 0 and 1 do not fit together"),
+        ([(4, 4), (4, 8)], "ranks 0 and 1 do not fit together"),
+    ],
+    ids=["first", "sender", "receiver"],
+)
+def test_ranks_with_batches_of_different_sizes_do_not_hang(sizes: list[tuple[int, int]], expected: str) -> None:
+    """Every rank is given the same batch; where they differ, the run ends with an error, in whichever step."""
     with pytest.raises(vk.RankFailedError) as caught:
-        vk.launch(batches_of_two_sizes, sizes, world_size=2, timeout_s=10)
-    print(caught.value)
+        vk.launch(batches_of_two_sizes, sizes, world_size=2)
+    assert expected in str(caught.value)
 
 
 def test_outside_ranks_there_is_no_pipeline() -> None:

@@ -55,6 +55,14 @@ def signature_of(microbatch: Any) -> Signature:
     return (str(structure), *((tuple(x.shape), x.dtype) for x in leaves if isinstance(x, torch.Tensor)))
 
 
+def shapes_text(signature: Signature) -> str:
+    """
+    >>> shapes_text(signature_of((torch.zeros(2, 3), torch.arange(2))))
+    'float32[2, 3], int64[2]'
+    """
+    return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in signature[1:])
+
+
 def join(outputs: Sequence[Any]) -> Any:
     """The outputs of all microbatches as one: tensors one after the other, anything else as a list.
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.utils._pytree import tree_map_only
 
 from vizkit.errors import InvalidInputError
 from vizkit.runtime import pipeline_checks as checks
 from vizkit.runtime.batches import Signature, join, signature_of, split
-from vizkit.runtime.device import device as this_device
+from vizkit.runtime.device import device
 from vizkit.runtime.layers import split_layers
 from vizkit.runtime.pipeline_runtime import ScheduleRuntime
 from vizkit.runtime.pipeline_stage import LossFunction, RecordedStage
@@ -39,23 +40,24 @@ def pipeline(
       function that makes the module of a stage, called for this rank's stages only. A stage takes what the one before
       returns: a tensor or a tuple of tensors.
     - `loss_fn(output, target)` gives one number for each microbatch; needed where the schedule has backwards.
-    - `loss_reduction`: "mean" (the loss of the batch is the mean over its microbatches, and so are the gradients) or
-      "sum". Defaults to what `loss_fn` says of itself (`reduction`), else "mean".
+    - `loss_reduction`: "mean" (the loss of the batch is the mean over its microbatches, and so are the gradients)
+      or "sum". Defaults to what `loss_fn` says of itself (`reduction`), else "mean".
     - `group`: the process group whose ranks hold the stages, such as one axis of a mesh; default: all ranks.
 
-    Raises `InvalidInputError` before anything runs: a schedule that does not fit the ranks or cannot run, a wrong number
-    of modules, one parameter on stages of two ranks, a missing loss.
+    Raises `InvalidInputError` before anything runs: a schedule that does not fit the ranks or cannot run, a wrong
+    number of modules, one parameter on stages of two ranks, a missing loss.
 
-        def train(x, y):                                  # on each rank
-            schedule = vk.schedule("1F1B", num_ranks=4, num_microbatches=8)
-            pipe = vk.pipeline(schedule, make_model(), nn.CrossEntropyLoss())
-            optimizer = torch.optim.SGD(pipe.parameters(), 0.1)
-            for _ in range(3):
-                result = pipe.step(x, target=y)           # gradients accumulate, as with loss.backward()
-                optimizer.step(); optimizer.zero_grad()
-            return result.loss                            # None on ranks without the last stage
-
-        run = vk.launch(train, x, y, world_size=4)
+    >>> import vizkit as vk
+    >>> def train(x, y):
+    ...     schedule = vk.schedule("1F1B", num_ranks=2, num_microbatches=4)
+    ...     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    ...     pipe = vk.pipeline(schedule, model, nn.MSELoss())
+    ...     optimizer = torch.optim.SGD(pipe.parameters(), 0.1)
+    ...     result = pipe.step(x, target=y)  # gradients add up, as those of loss.backward() do
+    ...     optimizer.step()
+    ...     return str(result)
+    >>> vk.launch(train, torch.ones(8, 3), torch.ones(8, 1), world_size=2).results
+    ['loss n/a (rank 1 has the last stage)', 'loss ...']
     """
     checks.check_schedule(schedule, group)
     if schedule.has_backward and loss_fn is None:
@@ -68,7 +70,7 @@ def pipeline(
     local = schedule.stages_of(dist.get_rank(group))
     return Pipeline(
         schedule=schedule,
-        modules={stage: module.to(this_device()) for stage, module in _local_modules(modules, schedule, local).items()},
+        modules={stage: module.to(_device()) for stage, module in _local_modules(modules, schedule, local).items()},
         loss_fn=loss_fn,
         loss_reduction=checks.reduction(loss_fn, loss_reduction),
         group=group,
@@ -215,9 +217,10 @@ class Pipeline:
                 splits_backward=schedule.splits_backward,
                 loss_fn=self.loss_fn,
                 loss_scale=scale,
+                signature=signature,
             )
             stages = [
-                make(module, stage, schedule.num_stages, this_device(), self.group)
+                make(module, stage, schedule.num_stages, _device(), self.group)
                 for stage, module in self.modules.items()
             ]
             self._runtimes[signature] = ScheduleRuntime(stages, schedule)
@@ -236,7 +239,9 @@ class Pipeline:
         return StepResult(sum(losses) * last.loss_scale, losses, output)
 
 
-def _on_device(tree: Any) -> Any:
-    from torch.utils._pytree import tree_map_only
+def _device() -> torch.device:
+    return cast(torch.device, device())
 
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(this_device()), tree)
+
+def _on_device(tree: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(_device()), tree)

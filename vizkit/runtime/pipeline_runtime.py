@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch.distributed.pipelining.schedules import (
 from vizkit.runtime.pipeline_stage import RecordedStage
 from vizkit.schedules.actions import Cell
 from vizkit.schedules.schedule import Schedule
+
+_TORCH_LOGGER = logging.getLogger("torch.distributed.pipelining.schedules")
 
 
 class ScheduleRuntime(_PipelineScheduleRuntime):
@@ -38,7 +41,11 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
         """One step: `microbatches` are the inputs of the first stage, None where it lies on another rank."""
         for stage in self._stages:
             stage.clear_runtime_states()
-        self._step_microbatches(microbatches)
+        _TORCH_LOGGER.disabled = True  # on an error it writes the whole schedule, once on each rank
+        try:
+            self._step_microbatches(microbatches)
+        finally:
+            _TORCH_LOGGER.disabled = False
 
     def _place_communication(self, schedule: Schedule) -> None:
         """What torch does on loading a schedule, less its own check, which knows none without backwards."""

@@ -8,7 +8,8 @@ stay as they are in one process, and receive buffers live only as long as their 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributed.pipelining.stage import _RecvInfo
 from torch.utils._pytree import tree_map_only
 
 from vizkit.errors import InvalidInputError
+from vizkit.runtime.batches import Signature, shapes_text
 from vizkit.runtime.recorder import span, unrecorded
 from vizkit.trace import SpanKind
 
@@ -51,6 +53,7 @@ class RecordedStage(PipelineStage):
         splits_backward: bool,
         loss_fn: LossFunction | None,
         loss_scale: float,
+        signature: Signature,
     ) -> None:
         super().__init__(module, stage, num_stages, device, group=group)
         self.chunks = num_microbatches
@@ -59,6 +62,7 @@ class RecordedStage(PipelineStage):
         self._splits_backward = splits_backward
         self._loss_fn = loss_fn
         self.loss_scale = loss_scale
+        self._signature = signature
         self._is_announced = False
         self.targets: Sequence[Any] | None = None
         self.losses: dict[int, float] = {}
@@ -71,10 +75,8 @@ class RecordedStage(PipelineStage):
         self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
         with span("forward", SpanKind.FORWARD, self.stage_index, fwd_chunk_id):
-            try:
+            with _unwrapping():
                 output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
-            except RuntimeError as error:  # torch's wrapper around what the module raised
-                raise (error.__cause__ or error) from None
             if self.is_last:
                 self._finish_forward(fwd_chunk_id, output)
         self._forget_input(fwd_chunk_id)
@@ -99,10 +101,12 @@ class RecordedStage(PipelineStage):
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         kind = SpanKind.BACKWARD if full_backward else SpanKind.BACKWARD_INPUT
-        with span("backward" if full_backward else "backward for inputs", kind, self.stage_index, bwd_chunk_id):
-            super().backward_one_chunk(
-                bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
-            )
+        name = "backward" if full_backward else "backward for inputs"
+        with span(name, kind, self.stage_index, bwd_chunk_id):
+            with _unwrapping(f"in the {name} of stage {self.stage_index}"):
+                super().backward_one_chunk(
+                    bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
+                )
             # a backend sends nothing that is not contiguous, such as the gradient of a sum
             self.bwd_cache[bwd_chunk_id] = tuple(
                 None if gradient is None else gradient.contiguous() for gradient in self.bwd_cache[bwd_chunk_id]
@@ -110,7 +114,11 @@ class RecordedStage(PipelineStage):
         self.grad_recv_info.pop(bwd_chunk_id, None)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        with span("backward for weights", SpanKind.BACKWARD_WEIGHT, self.stage_index, bwd_chunk_id):
+        name = "backward for weights"
+        with (
+            span(name, SpanKind.BACKWARD_WEIGHT, self.stage_index, bwd_chunk_id),
+            _unwrapping(f"in the {name} of stage {self.stage_index}"),
+        ):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
 
     def _finish_forward(self, chunk: int, output: Any) -> None:
@@ -140,13 +148,14 @@ class RecordedStage(PipelineStage):
         if not self._is_announced:
             self._is_announced = True
             with unrecorded():
-                self._send_meta(self._stage_meta.outputs, self.stage_index + 1)
+                self._send_meta((self._signature, self._stage_meta.outputs), self.stage_index + 1)
         return super().get_fwd_send_ops(fwd_chunk_id)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         if self._stage_meta.inputs is None:
             with unrecorded():
-                self._stage_meta.inputs = self._recv_meta(self.stage_index - 1)
+                signature, self._stage_meta.inputs = self._recv_meta(self.stage_index - 1)
+            self._check_signature(signature)
         self.args_recv_info[fwd_chunk_id] = self._receives(self._stage_meta.inputs, self.stage_index - 1)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
@@ -178,7 +187,7 @@ class RecordedStage(PipelineStage):
             _RecvInfo(
                 f"from stage {source}",
                 source,
-                None if meta is None or local else _make_tensor_from_meta(meta, self.device),  # type: ignore[arg-type]
+                None if meta is None or local else _make_tensor_from_meta(meta, self.device),
                 meta,
             )
             for meta in metas
@@ -197,6 +206,15 @@ class RecordedStage(PipelineStage):
 
     # ---- what a stage may take and return --------------------------------------------------------------------------
 
+    def _check_signature(self, other: Signature) -> None:
+        if other != self._signature:
+            raise InvalidInputError.because(
+                "microbatch of x",
+                shapes_text(self._signature),
+                f"on the rank of stage {self.stage_index - 1} it is {shapes_text(other)}",
+                "give every rank the same batch: step(x, target=y) with the whole of x and y",
+            )
+
     def _check_arity(self, inputs: Sequence[torch.Tensor]) -> None:
         try:
             inspect.signature(self.submod.forward).bind(*inputs)
@@ -205,8 +223,8 @@ class RecordedStage(PipelineStage):
             raise InvalidInputError.because(
                 f"inputs of stage {here}",
                 _looks(inputs),
-                f"stage {before} returns {len(inputs)} tensor{'s' * (len(inputs) != 1)}, and the module of stage {here} "
-                f"cannot be called with that: {error}",
+                f"stage {before} returns {len(inputs)} tensor{'s' * (len(inputs) != 1)}, and the module of stage "
+                f"{here} cannot be called with that: {error}",
                 f"have stage {before} return what stage {here} takes; a tensor that skips a stage has to be handed "
                 "through it, as one more output",
             ) from None
@@ -243,6 +261,19 @@ class RecordedStage(PipelineStage):
         if known is None:
             self._stage_meta.outputs = found
             self.act_send_info = {index: [self.stage_index + 1] for index in range(len(tensors))}
+
+
+@contextmanager
+def _unwrapping(note: str = "") -> Iterator[None]:
+    """Torch wraps what a module raises in a `RuntimeError` with a dump of tensors: this raises what the module did."""
+    try:
+        yield
+        return
+    except RuntimeError as error:
+        found = error.__cause__ or error
+    if note:
+        found.add_note(note)
+    raise found
 
 
 def _shapes(metas: Sequence[Any] | None) -> list[tuple[Any, Any]]:
