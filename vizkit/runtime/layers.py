@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from torch import nn
@@ -61,7 +61,9 @@ def _partition(costs: Sequence[float], num_stages: int) -> list[int]:
     total = [0.0, *accumulate(costs)]
     layers = range(len(costs) + 1)
 
-    def best(value: list[float], combine: object, limit: float) -> tuple[list[float], list[int]]:
+    def best(
+        value: list[float], combine: Callable[[float, float], float], limit: float
+    ) -> tuple[list[float], list[int]]:
         """For each number of layers left, the best value with one stage more, and where that stage ends."""
         found, ends = [math.inf] * len(value), [0] * len(value)
         for start in layers:
@@ -69,7 +71,7 @@ def _partition(costs: Sequence[float], num_stages: int) -> list[int]:
                 cost = total[end] - total[start]
                 if cost > limit:
                     break
-                candidate = combine(cost, value[end])  # type: ignore[operator]
+                candidate = combine(cost, value[end])
                 if candidate <= found[start]:  # of equals the longest: what costs nothing stays with what is before it
                     found[start], ends[start] = candidate, end
         return found, ends
