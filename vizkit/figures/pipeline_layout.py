@@ -15,7 +15,7 @@ from vizkit.figures.timeline import rank_axis, time_axis
 from vizkit.metrics import Bubble
 from vizkit.trace import Trace
 
-TITLE_PX, CAPTION_PX, FOOTER_PX = 60, 26, 52
+TITLE_PX, CAPTION_PX, FOOTER_PX = 66, 26, 52
 LEGEND_LINE_PX, LEGEND_KEY_PX, LETTER_PX = 20, 46, 7
 SAME_WORK = 0.05
 """The share by which two traces' compute may differ before one is not called faster than the other."""

@@ -11,11 +11,12 @@ const ranges = { ranks: grid.ranks, microbatches: grid.microbatches };
 
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 const percent = (share) => `${(100 * share).toFixed(1)}%`;
-const short = (value) => String(Number(value.toPrecision(4)));
+const short = (value) => String(Number(value.toPrecision(3)));
+const durationText = (ms) => (ms < 1000 ? `${short(ms)} ms` : `${short(ms / 1000)} s`);
 const ink = () => getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
 
 function chosen() {
-  const settings = Object.fromEntries(new FormData(form));
+  const settings = Object.fromEntries(Array.from(form.elements, (field) => [field.name, field.value]));
   for (const [name, values] of Object.entries(ranges)) settings[name] = values[Number(settings[name])];
   return settings;
 }
@@ -143,12 +144,12 @@ function memory(side, yaxis, duration, highest) {
   return [area, peaks];
 }
 
-const facts = (side) => `${short(side.makespan)} ms · bubble ${percent(side.overTotal)} of the total time, ${percent(side.overIdeal)} of the ideal time`;
+const facts = (side) => `${durationText(side.makespan)} · bubble ${percent(side.overTotal)} of the total time, ${percent(side.overIdeal)} of the ideal time`;
 
 function verdict([a, b]) {
   if (!b) return facts(a);
   if (Math.abs(a.work - b.work) > 0.05 * Math.max(a.work, b.work)) {
-    return `not the same work: a rank computes ${short(a.work)} ms and ${short(b.work)} ms`;
+    return `not the same work: a rank computes ${durationText(a.work)} and ${durationText(b.work)}`;
   }
   if (a.makespan === b.makespan) return `${a.name} and ${b.name} take the same time`;
   const [slow, fast] = a.makespan > b.makespan ? [a, b] : [b, a];
