@@ -147,6 +147,12 @@ class TestWidget:
         assert explorer.message.value == ""
         assert explorer.words != words
 
+    def test_stages_can_be_chosen_where_a_schedule_leaves_them_open(self):
+        explorer = pipeline_explorer(schedule="1F1B", versus="ZBVZeroBubble")
+        assert explorer.controls["stages_per_rank"].disabled
+        explorer.controls["versus"].value = "Interleaved1F1B"
+        assert not explorer.controls["stages_per_rank"].disabled
+
     def test_names_in_any_case(self):
         explorer = pipeline_explorer(schedule="gpipe", versus="zbvzerobubble")
         assert (explorer.controls["schedule"].value, explorer.controls["versus"].value) == ("GPipe", "ZBVZeroBubble")

@@ -330,6 +330,13 @@ class TestFigure:
             assert set(frame.layout.to_plotly_json()) == {"shapes"}
             assert len(frame.layout.shapes) == 2
 
+    def test_plays_under_a_kernel(self):
+        """The player of every figure moves this one's cursor: by 11 s the ranks computed 5, 6, 7 and 8 s of 44."""
+        view = vk.widgets.player(vk.pipeline_figure(simulated(), max_frames=4))
+        view.slider.value = 1
+        assert view.picture.layout.shapes[1].x0 == 11
+        assert view.moment.value == "11 s · bubble so far 40.9%"
+
     def test_names_its_clock(self):
         fig = vk.pipeline_figure(Trace.from_spans([Span(0, "F", 0, S, stage=0, microbatch=0)], clock="wall"))
         assert fig.layout.title.subtitle.text.startswith("wall clock: what happened on this machine")

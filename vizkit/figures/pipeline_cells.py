@@ -23,7 +23,7 @@ HATCHING = {"fgcolor": "rgba(0,0,0,0.20)", "size": 6, "solidity": 0.22}
 LINK = "rgba(0,114,178,0.75)"
 HALF_CELL, HALF_CELL_WITH_LINKS = 46, 36
 """Half the height of a cell in hundredths of a row; messages run in the gap between rows."""
-USUAL_WIDTH_PX = 780
+USUAL_WIDTH_PX = 750
 """Of the time axis, in a figure 900 pixels wide."""
 MAX_LINKS = 160
 MAX_RANKS_WITH_LINKS = 16

@@ -16,7 +16,7 @@ from vizkit.metrics import Bubble
 from vizkit.trace import Trace
 
 TITLE_PX, CAPTION_PX, FOOTER_PX = 66, 26, 52
-LEGEND_LINE_PX, LEGEND_KEY_PX, LETTER_PX = 20, 46, 7
+LEGEND_LINE_PX, LEGEND_KEY_PX, LETTER_PX = 20, 44, 6
 SAME_WORK = 0.05
 """The share by which two traces' compute may differ before one is not called faster than the other."""
 TICK_PX = 13

@@ -70,6 +70,7 @@ class PipelineExplorer(ipywidgets.VBox):
         self.message = ipywidgets.HTML("")
         for control in self.controls.values():
             control.observe(self._settings_changed, "value")
+        self._free_or_bind_stages()
         super().__init__([_laid_out(self.controls), self.message, self.summary, self.picture])
 
     def to_html(self, path: str | Path | None = None) -> str:
@@ -79,14 +80,20 @@ class PipelineExplorer(ipywidgets.VBox):
             Path(path).write_text(page, encoding="utf-8")
         return page
 
+    def _free_or_bind_stages(self) -> None:
+        """The slider of stages per rank is off where neither schedule leaves them open."""
+        names = {self.controls[name].value for name in ("schedule", "versus")} - {NO_SCHEDULE}
+        self.controls["stages_per_rank"].disabled = all(recipe(name).fixed_stages for name in names)
+
     def _settings_changed(self, _: dict[str, Any]) -> None:
         values = {name: control.value for name, control in self.controls.items()}
         values["versus"] = None if values["versus"] == NO_SCHEDULE else values["versus"]
         settings = ExplorerSettings(**values)
+        self._free_or_bind_stages()
         try:
             sides = explore(settings)
         except InvalidInputError as refusal:
-            self.message.value = f"<b>Not drawn:</b> {html.escape(str(refusal))}"
+            self.message.value = f'<span role="alert"><b>Not drawn:</b> {html.escape(str(refusal))}</span>'
             return
         self.message.value = ""
         self.settings = settings
@@ -171,4 +178,4 @@ def _laid_out(controls: dict[str, ipywidgets.Widget]) -> ipywidgets.Widget:
 
 
 def _preformatted(words: str) -> str:
-    return f'<pre style="white-space: pre-wrap">{html.escape(words)}</pre>'
+    return f'<pre style="white-space: pre-wrap; word-break: normal" role="status">{html.escape(words)}</pre>'
