@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from vizkit.durations import Durations, Seconds
+from vizkit.durations import LONGEST_S, Durations, Seconds
 from vizkit.errors import InvalidInputError
 from vizkit.hardware import FREE_LINK, Link
 from vizkit.schedules.actions import ACTION_KINDS
+from vizkit.schedules.checker import numbering
 from vizkit.schedules.dependencies import Dependencies
 from vizkit.schedules.schedule import Schedule
 from vizkit.timing import Costs, run
@@ -21,6 +23,7 @@ from vizkit.trace import NONE, NS_PER_S, Clock, Counter, SpanKind, Trace
 ACTIVATIONS = "activations"
 """Name of the counters of activation memory."""
 PER_RANK = "microbatches of one rank's layers"
+LARGEST_PAYLOAD_BYTES = 1e18
 _NUM_CODES = max(kind.code for kind in ACTION_KINDS) + 1
 
 
@@ -41,7 +44,8 @@ def simulate(
       the one before and its input is there.
     - `link`: what a message of `payload_bytes` (of one microbatch; one number, or one for what leaves each stage) costs
       between ranks; None: nothing. A directed edge sends one message at a time; inside a rank nothing is charged. Sends
-      are asynchronous; with `blocking_sends` the sender idles until its message has arrived.
+      are asynchronous; with `blocking_sends` the sender idles until its message has arrived, whether or not its
+      receiver is ready for it.
     - Overlapped cells: the forward, then the backward, and what they send leaves when both are done, as torch's runtime
       does it. With `overlap_s` the two share the rank for that many seconds.
     - `trace.counters` hold each rank's activation memory over time: a forward adds `activation_bytes` (one number, or
@@ -49,28 +53,37 @@ def simulate(
       1 − `kept_for_weights`, and W the rest. Without `activation_bytes` the unit is what one microbatch leaves on all
       stages of a rank.
 
-    Raises `InvalidInputError` for a schedule that cannot run, with what `Schedule.check` finds first.
+    Raises `InvalidInputError` for a schedule that cannot run, with what `Schedule.check` finds first, for arguments
+    that do not fit it, and where everything together takes over 146 years, too long for nanoseconds in 64 bits.
 
     >>> from vizkit.schedules import schedule
     >>> from vizkit.grid import as_grid
     >>> print(*as_grid(simulate(schedule("GPipe", num_ranks=2, num_microbatches=2), Durations(F=1, B=2))), sep="\\n")
-    F0 F1 .  B0 B0 B1 B1
-    .  F0 B0 B0 B1 B1 .
+    F0 F1 .  .  .  B0 B0 B1 B1
+    .  F0 F1 B0 B0 B1 B1 .  .
     """
     link = FREE_LINK if link is None else link
-    given = durations if isinstance(durations, Durations) else Durations(**durations)
+    _refuse_other_types(schedule, link)
+    given = Durations.of(durations)
+    if any(numbering(schedule)):
+        raise _cannot_run(schedule)
     needs = Dependencies.of(schedule)
     _refuse_what_cannot_run(schedule, needs)
     edges = directed_edges(schedule, needs)
     payloads = _payloads(schedule, edges, payload_bytes)
+    duration_ns, overlap_ns = _durations_ns(schedule, given), _overlap_ns(overlap_s)
+    wire_ns = np.rint(payloads * (NS_PER_S / link.bandwidth_bytes_per_s))
+    messages_s = float(wire_ns.sum()) / NS_PER_S + link.latency_s * int((edges >= 0).sum())
+    compute_s = duration_ns.sum(dtype=float) / NS_PER_S + (overlap_s or 0.0) * int(schedule.joined.sum())
+    _refuse_more_than_fits(compute_s, messages_s)
     costs = Costs(
         input=needs.input,
         edge=edges,
-        duration_ns=_durations_ns(schedule, given),
-        wire_ns=np.rint(payloads * (NS_PER_S / link.bandwidth_bytes_per_s)).astype(np.int64),
+        duration_ns=duration_ns,
+        wire_ns=wire_ns.astype(np.int64),
         latency_ns=round(link.latency_s * NS_PER_S),
         blocking_sends=blocking_sends,
-        overlap_ns=_overlap_ns(overlap_s),
+        overlap_ns=overlap_ns,
     )
     times = run(schedule, costs)
     if not times.finished:
@@ -98,11 +111,33 @@ def simulate(
     )
 
 
+def _refuse_other_types(schedule: object, link: object) -> None:
+    if not isinstance(schedule, Schedule):
+        raise InvalidInputError.because(
+            "schedule", schedule, "is not a Schedule", "get one from vk.schedule or vk.Schedule.from_rows"
+        )
+    if not isinstance(link, Link):
+        raise InvalidInputError.because("link", link, "is not a Link", "give vk.Link(latency_s=1e-6), or None")
+
+
+def _refuse_more_than_fits(compute_s: float, messages_s: float) -> None:
+    """A sum of everything, which no time of the trace exceeds."""
+    for name, seconds, remedy in (
+        ("durations", compute_s, "give seconds, such as 1e-3"),
+        ("link", compute_s + messages_s, "give seconds, bytes and bytes a second"),
+    ):
+        if seconds > LONGEST_S:
+            raise InvalidInputError.because(
+                name, f"{seconds:.3g} s", "is what everything together takes, and 146 years are the most", remedy
+            )
+
+
 def _refuse_what_cannot_run(schedule: Schedule, needs: Dependencies) -> None:
     """Raises what `check` finds, after a quick look whether there is something to find; deadlocks show later."""
     here = np.arange(len(schedule))
     doubtful = (
-        (needs.input < NONE).any()
+        (np.diff(schedule.offsets) == 0).any()
+        or (needs.input < NONE).any()
         or (needs.own < NONE).any()
         or (needs.own >= here).any()
         or (np.asarray(schedule.stage_ranks)[schedule.stage] != schedule.rank).any()
@@ -155,15 +190,20 @@ def _durations_ns(schedule: Schedule, durations: Durations) -> np.ndarray:
 def _overlap_ns(overlap_s: float | None) -> int:
     if overlap_s is None:
         return -1
-    if not (math.isfinite(overlap_s) and overlap_s >= 0):
+    if not (_is_finite(overlap_s) and overlap_s >= 0):
         raise InvalidInputError.because(
             "overlap_s", overlap_s, "is finite and not negative", "give the seconds of one overlapped cell"
         )
     return round(overlap_s * NS_PER_S)
 
 
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
 def _by_stage(name: str, value: float | Sequence[float], schedule: Schedule) -> np.ndarray:
-    values = np.asarray(value, float)
+    given = np.asarray(value)
+    values = given.astype(float) if given.dtype.kind in "biuf" else np.array(np.nan)
     if values.shape not in ((), (schedule.num_stages,)) or not (np.isfinite(values).all() and (values >= 0).all()):
         raise InvalidInputError.because(
             name,
@@ -188,6 +228,10 @@ def directed_edges(schedule: Schedule, needs: Dependencies) -> np.ndarray:
 def _payloads(schedule: Schedule, edges: np.ndarray, payload_bytes: float | Sequence[float]) -> np.ndarray:
     """Bytes of the message that each action sends; a gradient is as large as the activation that came that way."""
     by_stage = _by_stage("payload_bytes", payload_bytes, schedule)
+    if by_stage.max() > LARGEST_PAYLOAD_BYTES:
+        raise InvalidInputError.because(
+            "payload_bytes", payload_bytes, "is over an exabyte", "give bytes of one microbatch"
+        )
     if not by_stage.any():
         return np.zeros(len(edges))
     boundary = np.where(schedule.kind == SpanKind.FORWARD.code, schedule.stage, schedule.stage - 1)
@@ -233,7 +277,7 @@ def _activations(
     activation_bytes: float | Sequence[float] | None,
     kept: float,
 ) -> list[Counter]:
-    if not (math.isfinite(kept) and 0 <= kept <= 1):
+    if not (_is_finite(kept) and 0 <= kept <= 1):
         raise InvalidInputError.because(
             "kept_for_weights", kept, "is the share of activations that W needs", "give a number from 0 to 1"
         )

@@ -1,11 +1,12 @@
 """When each action of a schedule starts and ends: two engines, one for few ranks, one for many, with the same answers.
 
-Plain lists take about a microsecond an action. Arrays take as long for a front, the next action of every rank that can
-go on, so they win from about sixteen ranks on, and lose below.
+Plain lists take about a microsecond an action. Arrays take some ten times that for a front, the next action of every
+rank that can go on, so they win where fronts are wide: from about sixteen ranks on, if these work at the same time.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,6 +15,10 @@ import numpy as np
 from vizkit.schedules.schedule import Schedule
 
 MANY_RANKS = 16
+_NARROW = 8
+"""Actions of a front below which lists are quicker."""
+_LOOK_EVERY = 256
+"""Fronts between two looks at how wide they have been."""
 _NOT_YET = np.iinfo(np.int64).max
 _ALONE = -1
 
@@ -51,9 +56,10 @@ class Times:
 
 def run(schedule: Schedule, costs: Costs) -> Times:
     """Every rank does its actions in order, each as soon as the one before is done and its input is there."""
+    times = None
     if schedule.num_ranks >= MANY_RANKS and not schedule.joined.any():
-        return run_fronts(schedule, costs)
-    return run_ranks(schedule, costs)
+        times = run_fronts(schedule, costs, narrow=_NARROW)
+    return times or run_ranks(schedule, costs)
 
 
 def run_ranks(schedule: Schedule, costs: Costs) -> Times:
@@ -65,7 +71,7 @@ def run_ranks(schedule: Schedule, costs: Costs) -> Times:
     pairs = set((np.flatnonzero(schedule.joined) - 1).tolist())
     bounds = list(pairwise(schedule.offsets.tolist()))
     positions, clocks = [first for first, _ in bounds], [0] * len(bounds)
-    edge_free = [0] * len(bounds) ** 2
+    edge_free: defaultdict[int, int] = defaultdict(int)
     waiting: dict[int, int] = {}
     runnable = list(range(len(bounds) - 1, -1, -1))
 
@@ -128,8 +134,11 @@ def run_ranks(schedule: Schedule, costs: Costs) -> Times:
     return Times(np.array(start), np.array(end), np.array(ready), finished)
 
 
-def run_fronts(schedule: Schedule, costs: Costs) -> Times:
-    """Runs one action of every rank that can go on, all at once, until none can; without overlapped cells."""
+def run_fronts(schedule: Schedule, costs: Costs, narrow: int = 0) -> Times | None:
+    """Runs one action of every rank that can go on, all at once, until none can; without overlapped cells.
+
+    Gives up, with None, where fronts turn out to have fewer than `narrow` actions on average.
+    """
     size = len(schedule)
     needs, edges, duration, wire = costs.input, costs.edge, costs.duration_ns, costs.wire_ns
     start, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -137,9 +146,10 @@ def run_fronts(schedule: Schedule, costs: Costs) -> Times:
     ready[_ALONE] = 0  # what needs no input has it from the beginning
     position, stop = schedule.offsets[:-1].copy(), schedule.offsets[1:]
     clock = np.zeros(schedule.num_ranks, np.int64)
-    edge_free = np.zeros(schedule.num_ranks**2 + 1, np.int64)
     sent_after = np.where(edges >= 0, costs.latency_ns, 0)
     crowded = bool(wire.any())
+    edge_free = np.zeros(schedule.num_ranks**2 + 1 if crowded else 0, np.int64)
+    done = fronts = 0
     ranks = np.flatnonzero(position < stop)
     while len(ranks):
         here = position[ranks]
@@ -166,4 +176,8 @@ def run_fronts(schedule: Schedule, costs: Costs) -> Times:
         position[going] = here
         if (here == stop[going]).any():
             ranks = np.flatnonzero(position < stop)
+        done += len(going)
+        fronts += 1
+        if fronts % _LOOK_EVERY == 0 and done < narrow * fronts:
+            return None
     return Times(start, end, ready[:-1], not len(ranks))

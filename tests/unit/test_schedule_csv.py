@@ -173,7 +173,11 @@ NUMBERED = "stages and microbatches are numbered from 0 without a gap; renumber 
         ("0F0x\n", f"cell='0F0x': line 1, column 1 of mine.csv: {GRAMMAR}"),
         ("0F\n", f"cell='0F': line 1, column 1 of mine.csv: {GRAMMAR}"),
         ("(0F0)OVERLAP_F_B\n", f"cell='(0F0)OVERLAP_F_B': line 1, column 1 of mine.csv: {GRAMMAR}"),
-        ('0F0,"0B0\n1F0,1B0\n', f"cell='0B0\\n1F0,1B0': line 1, column 2 of mine.csv: {GRAMMAR}"),
+        (
+            '0F0,"0B0\n1F0,1B0\n',
+            "cell='0B0\\n1F0,1B0': line 1, column 2 of mine.csv: a cell holds no comma; "
+            "look for a quote that is not closed",
+        ),
         ("0f0\n", "cell='0f0': line 1, column 1 of mine.csv: letters are capitals; write 0F0"),
         (
             "0F-1\n",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 
 import numpy as np
 import pytest
@@ -152,6 +154,25 @@ REFUSALS = [
     (
         ("DualPipe", 4096, 2),
         "num_microbatches=2: DualPipe needs 2 microbatches or more for each of 4096 ranks; use num_microbatches=8192",
+    ),
+    (
+        ("GPipe", 1000, 10**6),
+        "num_microbatches=1000000: pass 1,000 stages, together over 100,000,000 times; "
+        "use num_microbatches=100000 or fewer",
+    ),
+    (
+        ("GPipe", 10**20, 1),
+        "num_microbatches=1: pass 100,000,000,000,000,000,000 stages, together over 100,000,000 times; use fewer ranks",
+    ),
+    (
+        ("DualPipeV", 10**7, 4),  # found at once, far away
+        "num_microbatches=4: DualPipeV needs 2 microbatches or more for each of 10000000 ranks; "
+        "use num_microbatches=20000000",
+    ),
+    (
+        ("Interleaved1F1B", 3, 10**7 + 1),
+        "num_microbatches=10000001: Interleaved1F1B on 3 ranks has 3333333 rounds of equally many microbatches; "
+        "use num_microbatches=9999999 or 10000002",
     ),
     (
         ("DualPipe", 5, 20),
@@ -306,6 +327,54 @@ def test_passes_without_a_slot_take_the_turns_of_the_schedule():
     assert text == "0F0 1F0 1F1 0F1"
 
 
+def test_formulas_of_recipes_are_what_the_simulator_finds():
+    """Idle time of the rank that idles most, between its own actions or in all; V-shapes may have one pass less."""
+    for name, seconds in itertools.product(NAMES, [(1, 1, 1), (3, 3, 2), (4, 3, 1)]):
+        said, compared = recipe(name), 0
+        for schedule, v in sizes_of(name, range(1, 6), (4, 8, 12, 15)):
+            p, m = schedule.num_ranks, schedule.num_microbatches
+            stages = schedule.stages_per_pipeline / p  # of one rank that a microbatch passes
+            trace = vk.simulate(schedule, {kind: s / stages for kind, s in zip("FIW", seconds, strict=True)})
+            sizes = {"p": p, "m": m, "v": v, **dict(zip("FIW", seconds, strict=True))}
+            if m < 2 * p:
+                continue
+            if holds(said.bubble, sizes):
+                found, expected = (max(idle_s(trace)), max(own_idle_s(trace))), value_of(said.bubble, sizes)
+                less = seconds[0] / stages if name in ("V-Half", "V-Min") else 0
+                assert any(expected - less - 1e-6 <= idle <= expected + 1e-6 for idle in found), (name, sizes)
+                compared += 1
+            if holds(said.activations, sizes):
+                peak = vk.metrics.peak_activations(trace).max()
+                assert peak == pytest.approx(value_of(said.activations, sizes)), (name, sizes)
+        assert compared > 3 or seconds != (1, 1, 1), name
+
+
+CONDITIONS = {
+    "p | m": lambda p, m, **_: m % p == 0,
+    "F = I": lambda F, I, **_: F == I,  # noqa: E741, N803
+    "F = I = W": lambda F, I, W, **_: F == I == W,  # noqa: E741, N803
+}
+
+
+def holds(formula: str, sizes: dict[str, int]) -> bool:
+    """Whether a formula claims something for these sizes."""
+    _, _, condition = formula.partition(" for ")
+    return not condition or CONDITIONS[condition](**sizes)
+
+
+def value_of(formula: str, sizes: dict[str, int]) -> float:
+    """A formula in the words of recipes, computed."""
+    backward = sizes["I"] + sizes["W"]
+    names = {**sizes, "B": backward, "O": sizes["F"] + backward, "min": min, "floor": math.floor}
+    code = formula.partition(" for ")[0].replace("F&B", "O").replace("⌊", "floor(").replace("⌋", ")").replace("−", "-")
+    tokens = re.findall(r"min|floor|\d+|[A-Zpmv]|\S", code)
+    times = [  # between two factors that stand side by side
+        bool(re.fullmatch(r"\d+|[A-Zpmv]|\)", left) and re.fullmatch(r"min|floor|\d+|[A-Zpmv]|\(", right))
+        for left, right in itertools.pairwise([*tokens, ""])
+    ]
+    return eval("".join(token + "*" * factor for token, factor in zip(tokens, times, strict=True)), names)
+
+
 def test_recipes_say_paper_bubble_and_memory():
     for name in NAMES:
         said = recipe(name)
@@ -331,10 +400,5 @@ def idle_s(trace: Trace) -> np.ndarray:
 
 def own_idle_s(trace: Trace) -> np.ndarray:
     """Seconds that each rank idles between its own first and last action."""
-    spans = [(trace.rank == rank) for rank in range(trace.world_size)]
-    return np.array(
-        [
-            trace.end_ns[mine].max() - trace.start_ns[mine].min() - (trace.end_ns - trace.start_ns)[mine].sum()
-            for mine in spans
-        ]
-    )
+    compute = Intervals.of(trace, trace.is_role(Role.COMPUTE))
+    return (compute.extents_ns() - compute.lengths_ns()) / NS_PER_S

@@ -187,6 +187,38 @@ def test_blocking_sends_keep_the_sender_until_its_message_has_arrived() -> None:
     assert [s.tolist() for s in starts] == [[0.0, 1.0], [0.0, 4.0]]
 
 
+@pytest.mark.parametrize("name", vk.schedule_names())
+@pytest.mark.parametrize("latency_s, payload", [(0.3, 0), (0, 10), (0.7, 25)])
+def test_blocking_sends_only_add_time(name: str, latency_s: float, payload: int) -> None:
+    """Each action starts no earlier than with asynchronous sends, and with a free link at the same time."""
+    schedule = vk.schedule(name, num_ranks=4, num_microbatches=8)
+    link = vk.Link(latency_s, 100)
+    blocking, eager = (
+        simulate(schedule, UNIT, link, payload_bytes=payload, blocking_sends=blocking) for blocking in (True, False)
+    )
+    actions = len(schedule)
+    assert (blocking.start_ns[:actions] >= eager.start_ns[:actions]).all()
+    assert blocking.duration_ns > eager.duration_ns or name == "Sequential"
+    free = [simulate(schedule, UNIT, blocking_sends=blocking).start_ns for blocking in (True, False)]
+    assert np.array_equal(*free)
+
+
+def test_ranks_that_take_turns_are_run_one_by_one() -> None:
+    """Fronts of one action each are slow: the engine for many ranks gives them up, and wide ones not."""
+    narrow = vk.schedule("Sequential", num_ranks=32, num_microbatches=64)
+    wide = vk.schedule("1F1B", num_ranks=32, num_microbatches=64)
+    assert timing.run_fronts(narrow, free_costs(narrow), narrow=8) is None
+    assert timing.run_fronts(wide, free_costs(wide), narrow=8) is not None
+    assert simulate(narrow, UNIT).duration_ns == 32 * 64 * 3 * NS_PER_S
+
+
+def free_costs(schedule: Schedule) -> timing.Costs:
+    """A second for each action, nothing for messages."""
+    needs = Dependencies.of(schedule)
+    second = np.full(len(schedule), NS_PER_S)
+    return timing.Costs(needs.input, directed_edges(schedule, needs), second, 0 * second, 0, False, -1)
+
+
 def test_payloads_of_each_boundary() -> None:
     """One number for what leaves each stage; the gradient that comes back over a boundary is as large."""
     rows = [["0F0", "0B0"], ["1F0", "1B0"], ["2F0", "2B0"]]
@@ -245,6 +277,34 @@ REFUSED = [
         {"kept_for_weights": 1.5},
         "kept_for_weights=1.5: is the share of activations that W needs; give a number from 0 to 1",
     ),
+    (
+        {"kept_for_weights": None},
+        "kept_for_weights=None: is the share of activations that W needs; give a number from 0 to 1",
+    ),
+    (
+        {"payload_bytes": "12"},
+        "payload_bytes='12': must be finite, not negative, and one number or one for each of 2 stages; "
+        "give bytes of one microbatch",
+    ),
+    ({"payload_bytes": 1e19}, "payload_bytes=1e+19: is over an exabyte; give bytes of one microbatch"),
+    (
+        {"durations": {"F": 2e9, "B": 0}},
+        "durations='8e+09 s': is what everything together takes, and 146 years are the most; "
+        "give seconds, such as 1e-3",
+    ),
+    (
+        {"link": vk.Link(3e9)},
+        "link='1.2e+10 s': is what everything together takes, and 146 years are the most; "
+        "give seconds, bytes and bytes a second",
+    ),
+    (
+        {"link": vk.Link(0, 1e-9), "payload_bytes": 1e3},
+        "link='4e+12 s': is what everything together takes, and 146 years are the most; "
+        "give seconds, bytes and bytes a second",
+    ),
+    ({"link": 0.1}, "link=0.1: is not a Link; give vk.Link(latency_s=1e-6), or None"),
+    ({"schedule": "1F1B"}, "schedule='1F1B': is not a Schedule; get one from vk.schedule or vk.Schedule.from_rows"),
+    ({"overlap_s": "1"}, "overlap_s='1': is finite and not negative; give the seconds of one overlapped cell"),
     ({"overlap_s": -1}, "overlap_s=-1: is finite and not negative; give the seconds of one overlapped cell"),
 ]
 
@@ -254,7 +314,7 @@ def test_what_it_refuses(arguments: dict[str, object], message: str) -> None:
     """Each error says the value, the rule and the remedy."""
     schedule = vk.schedule("1F1B", num_ranks=2, num_microbatches=2)
     with pytest.raises(vk.InvalidInputError) as caught:
-        simulate(schedule, **{"durations": UNIT, **arguments})
+        simulate(**{"schedule": schedule, "durations": UNIT, **arguments})
     assert str(caught.value) == message
 
 
@@ -269,11 +329,22 @@ def test_what_it_refuses(arguments: dict[str, object], message: str) -> None:
         [["0F0", "0I0"]],  # gradients of the inputs without those of the weights
         [["0F0", "0B0", "0W0"]],  # gradients of the weights twice
         [["0F0", "0B0", "0F1"], ["0B1"]],  # a stage on two ranks
+        [["0F0", "0B0"], []],  # a rank without a stage
+        [["0F1", "0B1"]],  # a gap in the numbers of microbatches
     ],
 )
 def test_a_schedule_that_cannot_run_is_refused_with_the_first_finding(rows: list[list[str]]) -> None:
     """The error quotes what `Schedule.check` says first, and where to see the rest."""
-    schedule = Schedule.from_rows(rows)
+    refused_with_its_first_finding(Schedule.from_rows(rows))
+
+
+@pytest.mark.parametrize("changes", [{"num_pipelines": 0}, {"num_pipelines": 3}, {"stage_ranks": (0,)}])
+def test_numbers_that_do_not_fit_each_other_are_refused_too(changes: dict[str, object]) -> None:
+    """Pipelines of unequal length, and more stages than there are."""
+    refused_with_its_first_finding(replace(Schedule.from_rows([["0F0"], ["1F0"]]), **changes))
+
+
+def refused_with_its_first_finding(schedule: Schedule) -> None:
     with pytest.raises(vk.InvalidInputError) as caught:
         simulate(schedule, UNIT)
     assert str(schedule.check()[0]) in str(caught.value)

@@ -31,17 +31,16 @@ class Action:
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind.value}{self.microbatch}"
+        return f"{self.stage}{self.kind}{self.microbatch}"
 
     @classmethod
     def parse(cls, text: str | Action) -> Action:
         """The action that `text` writes: stage, one letter of F, B, I, W, microbatch; raises `InvalidInputError`."""
-        if isinstance(text, cls):
-            return text
-        match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
+        written = str(text) if isinstance(text, cls) else text
+        match = _PATTERN.fullmatch(written.strip()) if isinstance(written, str) else None
         if not match:
             raise InvalidInputError.because(
-                "action", text, "is not stage, letter (F, B, I or W), microbatch", "write it like 2F0"
+                "action", written, "is not stage, letter (F, B, I or W), microbatch", "write it like 2F0"
             )
         return cls(int(match[1]), SpanKind(match[2]), int(match[3]))
 

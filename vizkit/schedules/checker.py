@@ -15,7 +15,7 @@ from vizkit.schedules.findings import LISTED, Finding, FindingKind, listed
 from vizkit.schedules.schedule import Schedule
 from vizkit.trace import NONE, SpanKind
 
-__all__ = ["Finding", "FindingKind", "check"]
+__all__ = ["Finding", "FindingKind", "check", "numbering"]
 
 _F, _B, _I, _W = range(len(ACTION_KINDS))
 _LARGEST_TABLE = 1_000_000
@@ -31,9 +31,9 @@ def check(schedule: Schedule) -> list[Finding]:
     cells as strict as torch's runtime takes them: both inputs first, and what both send leaves when both are done.
     Linear in the number of actions; of each rule the first 20 findings are listed.
     """
-    numbering = [*_numbers(schedule)]
-    if numbering:
-        return numbering
+    wrong_numbers = [*numbering(schedule)]
+    if wrong_numbers:
+        return wrong_numbers
     facts = _Facts(schedule)
     needs = Dependencies.of(schedule)
     rules = (_gaps, _ranks, _pipelines, _missing, _duplicates, _conflicts)
@@ -75,7 +75,7 @@ def _kind_rows(schedule: Schedule) -> np.ndarray:
     return rows[schedule.kind]
 
 
-def _numbers(schedule: Schedule) -> Iterator[Finding]:
+def numbering(schedule: Schedule) -> Iterator[Finding]:
     """Numbers with which nothing else can be asked."""
     stages, microbatches, pipelines = schedule.num_stages, schedule.num_microbatches, schedule.num_pipelines
     kind = FindingKind.NUMBERING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,10 @@ Rule = Callable[[int, int, int], str | None]
 """Takes the same; says what rule their number of microbatches breaks, or None."""
 RankRule = Callable[[int], str | None]
 """Takes num_ranks; says what rule it breaks, or None."""
-LARGEST_TRIED = 4096
+MOST_PASSES = 100_000_000
+"""Microbatches times stages of a schedule; more would take tens of gigabytes."""
+_REACH = 4096
+"""The nearest sizes that work are looked for so far away, and among multiples of the number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,10 @@ class Recipe:
     """A named schedule: how it is built, what sizes it has, and what its paper says of it.
 
     `stages_per_rank` is the default; with `fixed_stages` it is the only one. `bubble` and `activations` are formulas in
-    words: idle time of a rank, and peak activation memory of the rank that holds most, in microbatches of one rank's
-    layers. p, m and v are ranks, microbatches and stages of a rank; F, B, I and W are what one microbatch takes on one
-    rank, on all the stages there that it passes; F&B a forward and a backward that overlap. Links are free, m is large
-    enough, and the builder's docstring says for what else.
+    words: idle time of the rank that idles most, and peak activation memory of the rank that holds most, in
+    microbatches of one rank's layers. p, m and v are ranks, microbatches and stages of a rank; F, B, I and W are what
+    one microbatch takes on one rank, on all the stages there that it passes; F&B a forward and a backward that overlap.
+    Links are free, W ≤ F, W ≤ I and m ≥ 2p; the builder's docstring says what holds beyond that.
     """
 
     name: str
@@ -55,6 +59,14 @@ class Recipe:
                 local,
                 f"{self.name} has exactly {self.stages_per_rank} on each rank",
                 "leave it out, or use Interleaved1F1B, LoopedBFS or InterleavedZeroBubble",
+            )
+        if ranks * microbatches * local > MOST_PASSES:
+            most = MOST_PASSES // (ranks * local)
+            raise InvalidInputError.because(
+                "num_microbatches",
+                microbatches,
+                f"pass {ranks * local:,} stages, together over {MOST_PASSES:,} times",
+                f"use num_microbatches={most} or fewer" if most else "use fewer ranks",
             )
         if self.rank_rule and (broken := self.rank_rule(ranks)):
             nearest = _nearest(ranks, lambda p: not self._broken(p, microbatches, local)) or _nearest(
@@ -94,7 +106,9 @@ def _whole(value: Any) -> int:
 
 
 def _nearest(value: int, works: Callable[[int], bool], scale: int = 1) -> str:
-    """The nearest numbers that work, below and above, as "8 or 10"; "" if none is near."""
-    below = next((str(n) for n in range(value - 1, 0, -1) if works(n)), None)
-    above = next((str(n) for n in range(value + 1, max(LARGEST_TRIED, 4 * (value + scale))) if works(n)), None)
-    return " or ".join(filter(None, (below, above)))
+    """The nearest numbers that work, below and above, as "8 or 10"; "" if none is near value or twice the scale."""
+    multiple = value - value % scale
+    below = chain(range(value - 1, max(value - _REACH, 0), -1), range(multiple, 0, -scale)[:2])
+    above = chain(range(value + 1, value + _REACH), range(multiple + scale, multiple + 4 * scale, scale))
+    found = (next((str(n) for n in numbers if works(n)), None) for numbers in (below, above))
+    return " or ".join(filter(None, found))

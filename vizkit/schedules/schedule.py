@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +55,28 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in _COLUMNS:
             getattr(self, name).flags.writeable = False
+        ends = self.offsets
+        if ends.ndim != 1 or not len(ends) or ends[0] != 0 or ends[-1] != len(self) or (np.diff(ends) < 0).any():
+            raise InvalidInputError.because(
+                "offsets",
+                ends.tolist(),
+                f"do not divide {len(self)} actions among ranks",
+                "go from 0 to the last action",
+            )
+        for name in _COLUMNS[1:]:
+            if getattr(self, name).shape != (len(self),):
+                raise InvalidInputError.because(
+                    name, getattr(self, name).shape, f"there are {len(self)} actions", "give one entry for each"
+                )
+        if len(self) and self.kind.max() >= len(KINDS):
+            raise InvalidInputError.because(
+                "kind", int(self.kind.max()), f"there are {len(KINDS)} kinds", "give codes, such as SpanKind('F').code"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy that has travelled is as read-only as the original."""
+        self.__dict__.update(state)
+        self.__post_init__()
 
     @classmethod
     def from_columns(
@@ -71,7 +93,14 @@ class Schedule:
         num_pipelines: int = 1,
         notes: Sequence[str] = (),
     ) -> Schedule:
-        """A schedule from arrays, which become read-only; `joined` defaults to no overlap."""
+        """A schedule from arrays, which become read-only; `joined` defaults to no overlap.
+
+        Raises `InvalidInputError` where their lengths do not fit. `check` says whether their numbers do.
+
+        >>> one = {"num_microbatches": 1, "stage_ranks": [0], "stage": [0, 0], "microbatch": [0, 0]}
+        >>> print(Schedule.from_columns("one rank", offsets=[0, 2], kind=[0, 1], **one))
+        0F0 0B0
+        """
         codes = np.asarray(kind, np.uint8)
         return cls(
             name,
@@ -97,18 +126,25 @@ class Schedule:
     ) -> Schedule:
         """A schedule of one's own: a row for each rank, a cell for each action, in order.
 
-        A cell is an `Action` or its text (`2F0`), a tuple of two that overlap, or None or "" for an idle cell, which is
-        left out: when a rank idles follows from what it waits for. A stage lies on the first rank that names it.
-        Raises `InvalidInputError` where there is no action, or a cell is none; `check` says whether it can run.
+        A cell is an `Action` or its text (`2F0`), a tuple of two that overlap or their text (`0F1+0B0`), or None or ""
+        for an idle cell, which is left out: when a rank idles follows from what it waits for. A stage lies on the first
+        rank that names it. Raises `InvalidInputError` where there is no action, a row is no list, or a cell is none of
+        these; `check` says whether it can run.
 
-        >>> len(Schedule.from_rows([["0F0", None, ("0F1", "0B0"), "0B1"]]))
-        4
+        >>> len(Schedule.from_rows([["0F0", None, ("0F1", "0B0"), "0B1"], "1F0 1B0 1F1 1B1".split()]))
+        8
         """
         actions: list[Action] = []
         joined: list[bool] = []
         offsets = [0]
         stage_ranks: dict[int, int] = {}
+        if not isinstance(rows, Iterable) or isinstance(rows, (str, Mapping)):
+            raise InvalidInputError.because("rows", rows, "are a list of lists", "write [['0F0', '0B0']] for one rank")
         for rank, row in enumerate(rows):
+            if not isinstance(row, Iterable) or isinstance(row, (str, Mapping)):
+                raise InvalidInputError.because(
+                    f"rows[{rank}]", row, "a row is a list of cells", "write ['0F0', '0B0'], or '0F0 0B0'.split()"
+                )
             for cell in row:
                 for position, part in enumerate(_as_cell(cell)):
                     actions.append(part)
@@ -252,7 +288,7 @@ def numbers_fit(stage: int, microbatch: int, num_actions: int) -> bool:
 def _as_cell(cell: str | Action | Sequence[str | Action] | None) -> Cell:
     if cell is None or cell == "":
         return ()
-    parts = tuple(cell) if isinstance(cell, (tuple, list)) else (cell,)
+    parts = cell.split("+") if isinstance(cell, str) else cell if isinstance(cell, (tuple, list)) else (cell,)
     actions = tuple(Action.parse(part) for part in parts)
     if len(actions) > 1 and not (
         len(actions) == 2 and actions[0].kind is SpanKind.FORWARD and actions[1].kind in ACTION_KINDS[1:]

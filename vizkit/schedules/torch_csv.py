@@ -186,6 +186,8 @@ def _is_cell(text: str) -> bool:
 
 def _unreadable(place: _Place) -> InvalidInputError:
     """Says what looks wrong, where that can be told."""
+    if "," in place.text:
+        return place.refuse("a cell holds no comma", "look for a quote that is not closed")
     without_overlaps = _OVERLAPPED.sub("0F0", place.text)
     for separator, name in _SEPARATORS.items():
         parts = without_overlaps.split(separator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vizkit.schedules.builders.phases import Phase, Turns, lay_out
+from vizkit.schedules.builders.phases import Phase, Turns, late_weights, lay_out
 from vizkit.schedules.recipe import Recipe
 from vizkit.schedules.schedule import Schedule
 
@@ -39,19 +39,10 @@ def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, stages_per_ra
     """
     total, round_size, forwards, backwards = _rounds(num_ranks, num_microbatches, stages_per_rank)
     rank = np.arange(num_ranks)
-    warm_up = np.minimum((stages_per_rank - 1) * round_size + num_ranks - 1 - rank, total)
-    without_weights = np.minimum(rank, total)
-    alone = np.minimum(without_weights, total - warm_up)
+    warm_up = (stages_per_rank - 1) * round_size + num_ranks - 1 - rank
     return lay_out(
         "InterleavedZeroBubble",
-        [
-            Phase("F", warm_up),
-            Phase("F I", alone),
-            Phase("F I W", total - warm_up - alone),
-            Phase("I", without_weights - alone),
-            Phase("I W", warm_up - (without_weights - alone)),
-            Phase("W", without_weights),
-        ],
+        late_weights(warm_up, rank, total),
         _looped_stages(num_ranks, stages_per_rank),
         num_microbatches,
         forwards=forwards,
@@ -111,7 +102,7 @@ RECIPES = (
         "1F1B over several stages a rank",
         "Narayanan et al., 2021, arXiv:2104.04473",
         bubble="(p−1)(F+B)/v",
-        activations="p + (p−1)/v",
+        activations="p + (p−1)/v for p | m",
         stages_per_rank=2,
         fixed_stages=False,
         rule=_equal_rounds,
@@ -132,7 +123,7 @@ RECIPES = (
         "Interleaved1F1B with the backward for the weights in its bubbles",
         "Qi et al., 2023, arXiv:2401.10241",
         bubble="(p−1)(F+I−W)/v",
-        activations="p",
+        activations="p for p | m",
         stages_per_rank=2,
         fixed_stages=False,
         rule=_equal_rounds,

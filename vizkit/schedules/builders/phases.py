@@ -23,7 +23,8 @@ class Phase:
     """Passes such as "F0 F1+B0", done `times` times; `times` is one number, or one for each rank.
 
     A pass is a letter and a slot: the position of the stage among those of its rank. "+" joins two that overlap.
-    A pass that names no slot takes the next turn of the schedule; W without a slot follows the oldest I without a W.
+    A pass that names no slot takes the next turn of the schedule, or the only slot; W without a slot follows the oldest
+    I without a W.
     """
 
     pattern: str
@@ -90,6 +91,25 @@ def lay_out(
         joined=table.joined[entry] if table.joined.any() else None,
         num_pipelines=num_pipelines,
     )
+
+
+def late_weights(warm_up: np.ndarray, delay: np.ndarray, total: int) -> list[Phase]:
+    """`warm_up` forwards, then F, I and W in turn with W `delay` passes behind I; of each kind `total` at most.
+
+    >>> print(lay_out("late", late_weights(np.array([1, 0]), np.array([0, 1]), 2), np.array([[0], [1]]), 2))
+    0F0 0F1 0I0 0W0 0I1 0W1
+    1F0 1I0 1F1 1I1 1W0 1W1
+    """
+    warm_up, delay = np.minimum(warm_up, total), np.minimum(delay, total)
+    alone = np.minimum(delay, total - warm_up)
+    return [
+        Phase("F", warm_up),
+        Phase("F I", alone),
+        Phase("F I W", total - warm_up - alone),
+        Phase("I", delay - alone),
+        Phase("I W", warm_up - (delay - alone)),
+        Phase("W", delay),
+    ]
 
 
 @dataclass(frozen=True, eq=False)

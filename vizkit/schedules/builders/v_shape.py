@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vizkit.schedules.builders.merging import Passes, merge
+from vizkit.schedules.builders.zbv import v_stages
 from vizkit.schedules.recipe import Recipe
 from vizkit.schedules.schedule import Schedule
 from vizkit.trace import SpanKind
@@ -13,6 +13,9 @@ PERIOD = 6
 """Passes of one microbatch on one rank: F, I and W on both of its stages; each takes one unit of time in a block."""
 FORWARD_DOWN, FORWARD_UP, INPUT_DOWN, INPUT_UP = range(4)
 """A microbatch goes down the ranks and up again, and so does its gradient: rows of a block, in order of time."""
+_ROW_KINDS = np.array([SpanKind(letter).code for letter in "FFIIWW"], np.uint8)
+_ROW_SLOTS = np.array([0, 1, 1, 0, 1, 0])
+"""What the four rows of a block are, and the two of its weights: the lower stage of a rank is in slot 0."""
 
 
 def v_half(num_ranks: int, num_microbatches: int, _: int = 2) -> Schedule:
@@ -74,21 +77,18 @@ def _as_early_as_possible(block: np.ndarray) -> np.ndarray:
 def _repeated(name: str, block: np.ndarray, weights: np.ndarray, num_microbatches: int) -> Schedule:
     """The order in which the passes follow when every microbatch repeats the block; what is idle in it goes."""
     num_ranks = block.shape[1]
-    rank, k = np.arange(num_ranks)[:, None], np.arange(num_microbatches)[None, :]
-    lower, upper = rank, 2 * num_ranks - 1 - rank
-    rows = (
-        (SpanKind.FORWARD, lower, block[FORWARD_DOWN]),
-        (SpanKind.FORWARD, upper, block[FORWARD_UP]),
-        (SpanKind.BACKWARD_INPUT, upper, block[INPUT_DOWN]),
-        (SpanKind.BACKWARD_INPUT, lower, block[INPUT_UP]),
-        (SpanKind.BACKWARD_WEIGHT, upper, weights[0]),
-        (SpanKind.BACKWARD_WEIGHT, lower, weights[1]),
-    )
-    return merge(
+    stages = v_stages(num_ranks)
+    starts = np.concatenate([block, weights])[:, :, None] + PERIOD * np.arange(num_microbatches)
+    by_rank = starts.transpose(1, 0, 2).reshape(num_ranks, -1)
+    row, microbatch = np.divmod(np.argsort(by_rank, axis=1, kind="stable"), num_microbatches)
+    return Schedule.from_columns(
         name,
-        [Passes(kind, start[:, None] + PERIOD * k, stage, k) for kind, stage, start in rows],
         num_microbatches=num_microbatches,
         stage_ranks=[*range(num_ranks), *reversed(range(num_ranks))],
+        offsets=np.arange(num_ranks + 1) * by_rank.shape[1],
+        kind=_ROW_KINDS[row].ravel(),
+        stage=np.take_along_axis(stages, _ROW_SLOTS[row], axis=1).ravel(),
+        microbatch=microbatch.ravel(),
     )
 
 
@@ -99,7 +99,7 @@ RECIPES = (
         v_half,
         "a V of stages in half the memory, and half the bubble if F = I = W",
         _PAPER,
-        bubble="(p−1)(F+B)/2",
+        bubble="(p−1)(F+B)/2 for F = I = W",
         activations="⌊(p+2)/2⌋",
         stages_per_rank=2,
     ),
@@ -108,7 +108,7 @@ RECIPES = (
         v_min,
         "a V of stages in the least memory, with two thirds of the bubble if F = I = W",
         _PAPER,
-        bubble="2(p−1)(F+B)/3",
+        bubble="2(p−1)(F+B)/3 for F = I = W",
         activations="⌊(p+4)/3⌋",
         stages_per_rank=2,
     ),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from vizkit.schedules.builders.merging import Passes, merge
+from vizkit.schedules.builders.phases import late_weights, lay_out
 from vizkit.schedules.recipe import Recipe
 from vizkit.schedules.schedule import Schedule
-from vizkit.trace import SpanKind
 
 
 def zb_h1(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
@@ -18,8 +17,9 @@ def zb_h1(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
     for m > p. Every rank keeps the activations of min(p, m) microbatches. The paper writes B for I.
     Torch's InterleavedZeroBubble with one stage a rank is this schedule.
     """
-    rank = np.arange(num_ranks)[:, None]
-    return _with_late_weights("ZB-H1", num_ranks - rank, rank, num_microbatches)
+    rank = np.arange(num_ranks)
+    phases = late_weights(num_ranks - 1 - rank, rank, num_microbatches)
+    return lay_out("ZB-H1", phases, rank[:, None], num_microbatches)
 
 
 def zb_h2(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
@@ -30,23 +30,9 @@ def zb_h2(num_ranks: int, num_microbatches: int, _: int = 1) -> Schedule:
     (`Bubble.over_longest_rank`): later ranks begin and end later, which the paper's optimizer step for each rank makes
     harmless. Every rank keeps the activations of min(2p−1, m) microbatches. The paper writes B for I.
     """
-    rank = np.arange(num_ranks)[:, None]
-    return _with_late_weights("ZB-H2", 2 * (num_ranks - rank) - 1, 2 * rank, num_microbatches)
-
-
-def _with_late_weights(name: str, warm_up: np.ndarray, delay: np.ndarray, num_microbatches: int) -> Schedule:
-    """`warm_up` forwards, then I, W, F in turn, with W `delay` microbatches behind I; both have a row for each rank."""
-    rank, k = np.arange(len(warm_up))[:, None], np.arange(num_microbatches)[None, :]
-    return merge(
-        name,
-        [
-            Passes(SpanKind.FORWARD, np.where(k < warm_up, k - warm_up, 3 * (k - warm_up) + 2), rank, k),
-            Passes(SpanKind.BACKWARD_INPUT, 3 * k, rank, k),
-            Passes(SpanKind.BACKWARD_WEIGHT, 3 * (k + delay) + 1, rank, k),
-        ],
-        num_microbatches=num_microbatches,
-        stage_ranks=range(len(warm_up)),
-    )
+    rank = np.arange(num_ranks)
+    phases = late_weights(2 * (num_ranks - 1 - rank), 2 * rank, num_microbatches)
+    return lay_out("ZB-H2", phases, rank[:, None], num_microbatches)
 
 
 _PAPER = "Qi et al., 2023, arXiv:2401.10241"
