@@ -20,8 +20,8 @@ from vizkit.errors import InvalidInputError
 from vizkit.figures import explorer_page as page_module
 from vizkit.figures.explorer import ExplorerSettings, explore, explorer_figure, explorer_json, explorer_words
 from vizkit.figures.explorer_page import explorer_page
+from vizkit.figures.redraw import redraw
 from vizkit.widgets import pipeline_explorer
-from vizkit.widgets.pipeline_explorer import redraw
 
 MS = 1_000_000
 PLOTLY = "application/vnd.plotly.v1+json"

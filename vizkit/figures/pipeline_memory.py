@@ -16,6 +16,8 @@ from vizkit.units import bytes_text
 COUNTER_NAMES = ("activations", "memory")
 """The first that a trace has is drawn."""
 AREA = "rgba(204,121,167,0.45)"
+EN_SPACE = "\u2002"
+"""Not a space, which SVG would leave out at the beginning of a text."""
 ROW_HEIGHT = 0.86
 """Of a rank's area at the highest value, as a share of its row."""
 MAX_OUTLINED_RANKS = 24
@@ -90,7 +92,7 @@ def memory_traces(
     labelled = {rank: peak for rank, peak in memory.peaks.items() if rank in shown_ranks}
     peaks = {
         "type": "scatter", "mode": "text", "x": [duration] * len(labelled), "y": [rank + 0.55 for rank in labelled],
-        "text": [f" {memory.text(peak)}" for peak in labelled.values()], "textposition": "middle right",
+        "text": [f"{EN_SPACE}{memory.text(peak)}" for peak in labelled.values()], "textposition": "middle right",
         "textfont": {"size": 11, "color": TEXT}, "cliponaxis": False, "hoverinfo": "skip",
         "showlegend": False, "name": "peak", "legendgroup": "memory", "yaxis": yaxis,
     }  # fmt: skip

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ipywidgets
-import numpy as np
-import plotly.graph_objects as go
 
 from vizkit.errors import InvalidInputError
 from vizkit.figures.explorer import ExplorerSettings, explore, explorer_words
 from vizkit.figures.explorer_page import explorer_page
-from vizkit.figures.interactive import as_widget
 from vizkit.figures.pipeline import picture
+from vizkit.figures.redraw import json_of, redraw, widget_of
 from vizkit.schedules.catalogue import recipe, schedule_names
 from vizkit.widgets.player import PLOTLY_MIME_TYPE
 
@@ -65,7 +62,7 @@ class PipelineExplorer(ipywidgets.VBox):
         sides = explore(settings)
         self.words = explorer_words(sides)
         self._drawn = picture(sides)
-        self.picture = as_widget(go.Figure(self._drawn))
+        self.picture = widget_of(self._drawn)
         self.summary = ipywidgets.HTML(_preformatted(self.words))
         self.message = ipywidgets.HTML("")
         for control in self.controls.values():
@@ -109,40 +106,8 @@ class PipelineExplorer(ipywidgets.VBox):
             **super()._repr_mimebundle_(**kwargs),
             "text/plain": self.words,
             "text/html": _preformatted(self.words),
-            PLOTLY_MIME_TYPE: json.loads(go.Figure(self._drawn).to_json()),
+            PLOTLY_MIME_TYPE: json_of(self._drawn),
         }
-
-
-def redraw(widget: go.FigureWidget, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Make `widget`, which shows `before`, show `after`, and send no more than what differs."""
-    if [_place(trace) for trace in before["data"]] == [_place(trace) for trace in after["data"]]:
-        with widget.batch_update():
-            for shown, old, new in zip(widget.data, before["data"], after["data"], strict=True):
-                _assign(shown, old, new)
-            _assign(widget.layout, before["layout"], after["layout"])
-        return
-    widget.data = []
-    with widget.batch_update():
-        _assign(widget.layout, before["layout"], after["layout"])
-    widget.add_traces(after["data"])
-
-
-def _place(trace: dict[str, Any]) -> tuple[str, ...]:
-    return (trace["type"], trace["name"], trace["yaxis"])
-
-
-def _assign(target: Any, old: dict[str, Any], new: dict[str, Any]) -> None:
-    for name in old.keys() | new.keys():
-        if not _same(old.get(name), new.get(name)):
-            target[name] = new.get(name)
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return type(a) is type(b) and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
-    return bool(a == b)
 
 
 def _controls(settings: ExplorerSettings) -> dict[str, ipywidgets.Widget]:

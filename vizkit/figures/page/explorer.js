@@ -139,7 +139,7 @@ function memory(side, yaxis, duration, highest) {
   const area = { type: "scatter", mode: "lines", fill: "toself", fillcolor: style.memory_area, x, y, yaxis,
     line: { width: 1, color: style.memory_line }, hoverinfo: "skip", showlegend: false };
   const peaks = { type: "scatter", mode: "text", yaxis, x: side.peaks.map(() => duration), y: side.peaks.map((_, r) => r + 0.55),
-    text: side.peaks.map((peak) => ` ${short(peak)}`), textposition: "middle right", textfont: { size: 11, color: style.text },
+    text: side.peaks.map((peak) => `\u2002${short(peak)}`), textposition: "middle right", textfont: { size: 11, color: style.text },
     cliponaxis: false, hoverinfo: "skip", showlegend: false };
   return [area, peaks];
 }
