@@ -32,7 +32,13 @@ def schedule(name: str, *, num_ranks: int, num_microbatches: int, stages_per_ran
 
 
 def recipe(name: str) -> Recipe:
-    """What is known of the schedule of this name: its builder, rules, paper, bubble and memory."""
+    """What is known of the schedule of this name: its builder, rules, paper, bubble and memory.
+
+    Raises `InvalidInputError` for an unknown name.
+
+    >>> recipe("zb-h1").bubble, recipe("zb-h1").activations, recipe("zb-h1").paper
+    ('(p−1)(F+I−W)', 'p', 'Qi et al., 2023, arXiv:2401.10241')
+    """
     wanted = _key(name) if isinstance(name, str) else None
     for candidate in RECIPES:
         if wanted in map(_key, (candidate.name, *candidate.aliases)):

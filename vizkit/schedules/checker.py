@@ -18,6 +18,8 @@ from vizkit.trace import NONE, SpanKind
 __all__ = ["Finding", "FindingKind", "check", "numbering"]
 
 _F, _B, _I, _W = range(len(ACTION_KINDS))
+_ROW_OF_CODE = np.full(256, NONE)
+_ROW_OF_CODE[[kind.code for kind in ACTION_KINDS]] = range(len(ACTION_KINDS))
 _LARGEST_TABLE = 1_000_000
 """Entries of a table of stages by microbatches, or 16 for each action if that is more."""
 
@@ -47,7 +49,7 @@ class _Facts:
         self.schedule = schedule
         stages, microbatches = schedule.num_stages, schedule.num_microbatches
         self.cells = cell_numbers(schedule)
-        self.row = _kind_rows(schedule)
+        self.row = _ROW_OF_CODE[schedule.kind]
         self.first = np.full((len(ACTION_KINDS), stages, microbatches), NONE, np.int64)
         """Position of the first action of each kind, stage and microbatch, or −1."""
         key = (self.row * stages + schedule.stage) * microbatches + schedule.microbatch
@@ -69,12 +71,6 @@ class _Facts:
         return int(self.cells[position] - self.cells[self.schedule.offsets[self.schedule.rank[position]]])
 
 
-def _kind_rows(schedule: Schedule) -> np.ndarray:
-    rows = np.full(256, NONE)
-    rows[[kind.code for kind in ACTION_KINDS]] = range(len(ACTION_KINDS))
-    return rows[schedule.kind]
-
-
 def numbering(schedule: Schedule) -> Iterator[Finding]:
     """Numbers with which nothing else can be asked."""
     stages, microbatches, pipelines = schedule.num_stages, schedule.num_microbatches, schedule.num_pipelines
@@ -86,7 +82,7 @@ def numbering(schedule: Schedule) -> Iterator[Finding]:
             kind,
             f"{stages} stages cannot be {pipelines} pipelines of equal length; use num_pipelines=1, or add stages",
         )
-    outside = (schedule.stage < 0) | (schedule.stage >= stages) | (_kind_rows(schedule) < 0)
+    outside = (schedule.stage < 0) | (schedule.stage >= stages) | (_ROW_OF_CODE[schedule.kind] < 0)
     outside |= (schedule.microbatch < 0) | (schedule.microbatch >= microbatches)
     for position in np.flatnonzero(outside)[:LISTED].tolist():
         yield Finding(

@@ -189,7 +189,12 @@ class Schedule:
         return write_csv(self, path)
 
     def check(self) -> list[Finding]:
-        """What keeps this schedule from running, as findings that name rank, cell and reason; [] if nothing does."""
+        """What keeps this schedule from running, as findings that name rank, cell and reason; [] if nothing does.
+
+        >>> print(*Schedule.from_rows([["0F0"], ["1F0", "1B0"]]).check())
+        rank 0 (0B0): is missing; a schedule that trains has a backward, B or I and W, for every microbatch on every \
+stage: add 0B0 to rank 0
+        """
         from vizkit.schedules.checker import check
 
         return check(self)
