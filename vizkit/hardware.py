@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from vizkit.errors import InvalidInputError
+from vizkit.units import bytes_text, seconds_text
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Link:
 
     >>> Link(latency_s=1e-3, bandwidth_bytes_per_s=1e6).time_s(2_000_000)
     2.001
+    >>> print(Link(0.05, 10e6), Link(1e-6, math.inf), Link(0, math.inf), sep="; ")
+    50 ms + bytes / 10 MB/s; 1 µs; free
     """
 
     latency_s: float = 20e-6
@@ -38,6 +41,11 @@ class Link:
     def time_s(self, num_bytes: float) -> float:
         """Seconds that one message of `num_bytes` takes from end to end."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+    def __str__(self) -> str:
+        if not math.isinf(self.bandwidth_bytes_per_s):
+            return f"{seconds_text(self.latency_s)} + bytes / {bytes_text(self.bandwidth_bytes_per_s)}/s"
+        return seconds_text(self.latency_s) if self.latency_s else "free"
 
 
 FREE_LINK = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)

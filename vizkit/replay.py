@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from vizkit.record import (
     wait_name,
 )
 from vizkit.trace import NS_PER_S, Clock, Counter, Span, SpanKind, Trace
-from vizkit.units import bytes_text, seconds_text
 from vizkit.workload import work_before_events
 
 _DEFAULT_LINK = Link()
@@ -126,7 +124,7 @@ class _Replay:
         link = self._link
         notes = {
             **self._record.notes,
-            "link": "free" if link == FREE_LINK else _link_text(link),
+            "link": str(link),
             "compute": "measured CPU time" if self._durations is None else "given durations",
         }
         return Trace.from_spans(
@@ -263,16 +261,6 @@ def _what_is_missing(operation: _Operation, ranks: Mapping[int, _Rank]) -> tuple
         f"cannot finish: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} never entered it",
         remedy,
     )
-
-
-def _link_text(link: Link) -> str:
-    """
-    >>> _link_text(Link(0.05, 10e6)), _link_text(Link(1e-6, math.inf))
-    ('50 ms + bytes / 10 MB/s', '1 µs')
-    """
-    if math.isinf(link.bandwidth_bytes_per_s):
-        return seconds_text(link.latency_s)
-    return f"{seconds_text(link.latency_s)} + bytes / {bytes_text(link.bandwidth_bytes_per_s)}/s"
 
 
 def _memory(rank: _Rank) -> Counter:

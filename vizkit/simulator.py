@@ -104,7 +104,7 @@ def simulate(
         counters=_activations(schedule, times.start, times.end, activation_bytes, kept_for_weights),
         notes={
             "schedule": schedule.name,
-            "link": "free" if link == FREE_LINK else str(link),
+            "link": str(link),
             "sends": "blocking" if blocking_sends else "asynchronous",
         },
         **columns,
