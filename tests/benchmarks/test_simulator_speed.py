@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import vizkit as vk
 from tests.benchmarks.conftest import Compare, Row
+from tests.benchmarks.test_figure_speed import plotlys_own, timed
+from vizkit.figures.explorer import ExplorerSettings, explorer_json
 from vizkit.schedules import Action
 from vizkit.trace import SpanKind
 
@@ -92,3 +94,16 @@ def test_time_grows_with_the_number_of_actions(compare: Compare) -> None:
     """Sixteen times the microbatches take no longer an action: linear."""
     many, few = one_forward_one_backward(64, 4096, 2), one_forward_one_backward(64, 256, 5)
     compare(Row("1F1B, 64 x 4096, an action", many, few, "1F1B, 64 x 256, an action", "us", 2.0))
+
+
+def test_explorer(compare: Compare) -> None:
+    """From slider to the JSON of the picture of two schedules, against Plotly's own timeline of their spans."""
+    settings = ExplorerSettings(schedule="1F1B", versus="GPipe", num_ranks=8, num_microbatches=32)
+    simulated = [
+        vk.simulate(vk.schedule(name, num_ranks=8, num_microbatches=32), DURATIONS) for name in ("1F1B", "GPipe")
+    ]
+    ours_s, _ = timed(lambda: explorer_json(settings), 10)
+    peer_s, _ = timed(lambda: "".join(plotlys_own(trace) for trace in simulated), 3)
+    compare(
+        Row("explorer, two schedules, 8 x 32, slider to JSON", ours_s * 1e3, peer_s * 1e3, "plotly.express", "ms", 1.0)
+    )
