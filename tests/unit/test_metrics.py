@@ -130,6 +130,12 @@ class TestBubble:
         assert found.over_total == pytest.approx((p - 1) / (m + p - 1), rel=1e-15)
         assert found.over_ideal == pytest.approx((p - 1) / m, rel=1e-15)
 
+    def test_without_compute_it_is_undefined(self):
+        """Neither all of the time nor none of it."""
+        found = bubble(Trace.from_spans([], clock="ideal", world_size=2))
+        assert math.isnan(found.over_total)
+        assert str(found) == "bubble: undefined, as no rank computes"
+
     @given(traces())
     def test_the_definitions_belong_together(self, trace: Trace):
         """over_total = over_ideal / (1 + over_ideal); the longest rank takes no longer than all."""
@@ -150,6 +156,12 @@ class TestBubble:
         if longest:
             ideal = sum(map(len, computing)) / trace.world_size
             assert bubble(trace).over_longest_rank == pytest.approx((longest - ideal) / longest, abs=1e-12)
+
+    def test_what_takes_no_time_is_no_compute(self):
+        """A rank is busy from 5 ns on, whatever it did for no time before."""
+        trace = Trace.from_spans([Span(0, SpanKind.FORWARD, 0, 0), Span(0, SpanKind.FORWARD, 5, 10)], clock="ideal")
+        assert bubble(trace).over_longest_rank == 0
+        assert bubble(trace).over_total == 0.5
 
     def test_a_skew_between_ranks_is_no_bubble_of_the_longest_rank(self):
         """Each rank is busy from its first compute to its last, one later than the other."""
@@ -212,7 +224,9 @@ class TestUtilisation:
             total = trace.duration_ns * trace.world_size
             assert share == pytest.approx(breakdown(trace).compute.sum() / total, rel=1e-12)
 
-    @pytest.mark.parametrize("times", [[], [5], [3, 3], [4, 2]])
+    @pytest.mark.parametrize(
+        "times", [[], [5], [3, 3], [4, 2], [0.0, math.nan], [0.0, math.inf], [0.0, 1e30], ["a", "b"]]
+    )
     def test_edges_that_do_not_increase_are_refused(self, times: list[int]):
         """A bin has a width."""
         with pytest.raises(InvalidInputError) as error:

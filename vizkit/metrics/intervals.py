@@ -27,7 +27,8 @@ class Intervals:
 
     @classmethod
     def of(cls, trace: Trace, mask: np.ndarray) -> Intervals:
-        """The union, rank by rank, of the spans that `mask` selects."""
+        """The union, rank by rank, of the spans that `mask` selects; those that take no time cover nothing."""
+        mask = mask & (trace.end_ns > trace.start_ns)
         origin, last = trace.extent_ns
         stride = last - origin + 1
         if stride * max(trace.world_size, 1) > LARGEST_POSITION:

@@ -59,6 +59,8 @@ class Breakdown:
         return [[str(rank), *(f"{part[rank] / 1e6:,.3f}" for part in parts)] for rank in range(len(self.span))]
 
 
+_FAR_NS = 2**62
+"""Beyond what a trace can hold."""
 _PARTS = ("compute", "communication", "overlapped", "exposed_communication", "idle", "span")
 _TITLES = tuple(name.replace("_", " ") for name in _PARTS)
 
@@ -109,6 +111,8 @@ class Bubble:
     over_longest_rank: float
 
     def __str__(self) -> str:
+        if math.isnan(self.over_total):
+            return "bubble: undefined, as no rank computes"
         return f"bubble: {self.over_total:.1%} of the total time, {self.over_ideal:.1%} of the ideal time"
 
 
@@ -169,7 +173,8 @@ def utilisation(trace: Trace, times_ns: np.ndarray) -> np.ndarray:
     [0.5, 1.0, 0.0]
     """
     edges = np.asarray(times_ns)
-    if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
+    numbers = edges.ndim == 1 and len(edges) > 1 and edges.dtype.kind in "iuf"
+    if not (numbers and (np.diff(edges) > 0).all() and (np.abs(edges[[0, -1]]) < _FAR_NS).all()):
         raise InvalidInputError.because(
             "times_ns", edges.tolist(), "bin edges are two or more and increase", "use numpy.linspace over the extent"
         )
