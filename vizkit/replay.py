@@ -60,9 +60,8 @@ def replay(
     >>> [(span.rank, span.kind.value, span.start_ns, span.end_ns) for span in trace if span.duration_ns]
     [(0, 'compute', 0, 100), (0, 'wait', 100, 250), (1, 'compute', 0, 250)]
     """
-    if durations is not None and not isinstance(durations, Durations):
-        durations = Durations(**durations)
-    return _Replay(record, FREE_LINK if link is None else link, durations).run()
+    given = None if durations is None else Durations.of(durations)
+    return _Replay(record, FREE_LINK if link is None else link, given).run()
 
 
 @dataclass(slots=True)
