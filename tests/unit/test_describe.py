@@ -6,8 +6,10 @@ import plotly.graph_objects as go
 import pytest
 
 import vizkit as vk
+from tests.handmade import gpipe
 from tests.strategies import drawn
 from vizkit.errors import InvalidInputError
+from vizkit.replay import replay
 from vizkit.trace import Span, Trace
 
 MS = 1_000_000
@@ -44,6 +46,13 @@ def test_a_send_to_nobody_known_is_drawn_but_not_counted():
     assert "On the wire: 5 B for 5 B of payload. 1 send (5 B)." in lines
     assert "1 send without a known receiver not counted." in lines
     assert vk.traffic_map(trace).data[0].customdata.sum() == 5
+
+
+def test_a_stage_that_waits_for_the_one_before_names_no_straggler():
+    """In a pipeline messages are late because of the order of the stages; late collectives still count."""
+    trace = replay(gpipe(4, 4), durations={"F": 1, "B": 2})
+    assert vk.metrics.straggler(trace) is not None
+    assert "Straggler" not in vk.describe(trace)
 
 
 def test_straggler_is_named():

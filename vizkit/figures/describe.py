@@ -12,7 +12,7 @@ from vizkit import metrics
 from vizkit.errors import InvalidInputError
 from vizkit.figures.strip import with_known_ways
 from vizkit.figures.theme import CLOCK_MEANINGS, STYLES, duration_text
-from vizkit.trace import SpanKind, Trace
+from vizkit.trace import NONE, SpanKind, Trace
 from vizkit.units import bytes_text
 
 META_KEY = "vizkit_summary"
@@ -122,6 +122,8 @@ def _bubble(trace: Trace) -> list[str]:
 
 
 def _straggler(trace: Trace) -> list[str]:
+    if (trace.stage != NONE).any():  # in a pipeline, who waits for whose message follows from the order of the stages
+        trace = trace.filter(~trace.is_kind(SpanKind.SEND, SpanKind.RECEIVE))
     found = metrics.straggler(trace)
     return [] if found is None else [f"Straggler: {found}."]
 
