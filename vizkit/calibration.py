@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,8 +14,9 @@ import numpy as np
 from vizkit.durations import Durations, Seconds
 from vizkit.errors import InvalidInputError
 from vizkit.hardware import Link
+from vizkit.lanes import Label
 from vizkit.record import Call, RankRecord, Record, SpanClosed, SpanOpened, Wait, operation_keys
-from vizkit.trace import NONE, NS_PER_S, Role, SpanKind
+from vizkit.trace import NONE, NS_PER_S, SpanKind
 from vizkit.workload import work_before_events
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class StageTime:
     """How long one kind of work took on one stage: seconds of compute on the virtual clock, one value a microbatch.
 
     `median_s`, and the quartiles `low_s` and `high_s`, leave out the first of `count`, which took `first_s`: it also
-    allocates memory and picks kernels. `stage` is −1 for work that belongs to none.
+    allocates memory and picks kernels. Where several ranks ran the stage, the first of each is left out. `stage` is −1
+    for work that belongs to none.
     """
 
     kind: SpanKind
@@ -112,6 +114,8 @@ def fit_durations(run: HasRecord | Record) -> FittedDurations:
     Where a stage had B alone, I and W get half each; where it had I and W, B is their sum. Torch computes nothing in
     the I of stage 0 and the whole backward in its W: their sum is right, their parts are as measured.
 
+    A run without backwards predicts none: their time counts as 0. A run of several models mixes their stages.
+
     Raises `InvalidInputError` for a run without labelled passes, and where a stage has no forward.
 
     >>> from vizkit.lanes import Label
@@ -122,13 +126,16 @@ def fit_durations(run: HasRecord | Record) -> FittedDurations:
     300
     """
     record = run if isinstance(run, Record) else run.record
-    found: dict[tuple[SpanKind, int], list[int]] = defaultdict(list)
+    found: dict[tuple[SpanKind, int], list[list[int]]] = defaultdict(list)
     between_ns: list[int] = []
     for rank in record.ranks:
-        spans = list(_spans(rank))
-        for kind, stage, start, end in spans:
-            found[kind, stage].append(end - start)
-        between_ns += [after[2] - before[3] for before, after in pairwise(spans)]
+        spans = [span for outermost in _span_trees(rank) for span in _counted(outermost)]
+        of_rank: dict[tuple[SpanKind, int], list[int]] = defaultdict(list)
+        for span in spans:
+            of_rank[span.label.kind, span.label.stage].append(span.end_ns - span.start_ns)
+        for key, values in of_rank.items():
+            found[key].append(values)
+        between_ns += [after.start_ns - before.end_ns for before, after in pairwise(spans)]
     times = {key: _stage_time(*key, values) for key, values in sorted(found.items(), key=_by_stage_and_kind)}
     if not any(kind in _PASSES for kind, _ in times):
         raise InvalidInputError.because(
@@ -151,25 +158,41 @@ def _by_stage_and_kind(item: tuple[tuple[SpanKind, int], object]) -> tuple[int, 
     return stage, kind.code
 
 
-def _spans(rank: RankRecord) -> Iterable[tuple[SpanKind, int, int, int]]:
-    """Kind and stage of each outermost span, with the nanoseconds that the rank had computed at its start and end."""
+@dataclass
+class _Spanned:
+    """A span, the nanoseconds that the rank had computed at its start and end, and the spans inside it."""
+
+    label: Label
+    start_ns: int
+    end_ns: int = 0
+    inside: list[_Spanned] = field(default_factory=list)
+
+
+def _span_trees(rank: RankRecord) -> list[_Spanned]:
     done = [0, *accumulate(work_before_events(rank))]
-    depth, opened = 0, 0
+    outermost: list[_Spanned] = []
+    stack: list[_Spanned] = []
     for position, event in enumerate(rank.events):
         if isinstance(event, SpanOpened):
-            if depth == 0:
-                label, opened = event.label, done[position + 1]
-            depth += 1
+            stack.append(_Spanned(event.label, done[position + 1]))
         elif isinstance(event, SpanClosed):
-            depth -= 1
-            if depth == 0 and label.kind.role is Role.COMPUTE:
-                yield label.kind, label.stage, opened, done[position + 1]
+            span = stack.pop()
+            span.end_ns = done[position + 1]
+            (stack[-1].inside if stack else outermost).append(span)
+    return outermost
 
 
-def _stage_time(kind: SpanKind, stage: int, values: Sequence[int]) -> StageTime:
-    later = values[1:] or values
+def _counted(span: _Spanned) -> list[_Spanned]:
+    """The span as a whole, or those inside one that is no pass but holds passes, such as a span around a step."""
+    inner = [] if span.label.kind in _PASSES else [counted for part in span.inside for counted in _counted(part)]
+    return inner if any(part.label.kind in _PASSES for part in inner) else [span]
+
+
+def _stage_time(kind: SpanKind, stage: int, by_rank: Sequence[Sequence[int]]) -> StageTime:
+    """Each rank's first one warms up that rank."""
+    later = [ns for values in by_rank for ns in (values[1:] or values)]
     low, median, high = (float(q) / NS_PER_S for q in np.quantile(later, (0.25, 0.5, 0.75)))
-    return StageTime(kind, stage, len(values), median, low, high, values[0] / NS_PER_S)
+    return StageTime(kind, stage, sum(map(len, by_rank)), median, low, high, by_rank[0][0] / NS_PER_S)
 
 
 def _seconds(times: Mapping[tuple[SpanKind, int], StageTime]) -> dict[SpanKind, Seconds]:

@@ -17,18 +17,27 @@ Signature = tuple[Any, ...]
 def split(name: str, tree: Any, count: int) -> tuple[list[Any], int]:
     """`count` microbatches of equal size along the first dimension of each tensor of `tree`, and the batch's size.
 
-    Raises `InvalidInputError` where there is no tensor, where tensors differ in batch size, and for a batch that does
-    not divide, with the nearest sizes that do.
+    What is no tensor goes to each. Raises `InvalidInputError` where there is no tensor or a scalar one, where tensors
+    differ in batch size, and for a batch that does not divide, with the nearest sizes that do.
 
     >>> split("x", {"tokens": torch.arange(4)}, 2)
     ([{'tokens': tensor([0, 1])}, {'tokens': tensor([2, 3])}], 4)
     """
     leaves, structure = tree_flatten(tree)
-    sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves if isinstance(leaf, torch.Tensor)})
-    if not sizes:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        kinds = ", ".join(type(leaf).__name__ for leaf in leaves[:3]) or "nothing"
         raise InvalidInputError.because(
-            name, tree, "has no tensor", f"give each rank the whole batch, as step({name}, ...)"
+            name, kinds, "has no tensor", "give each rank the whole batch as tensors, such as torch.as_tensor(array)"
         )
+    if scalars := [tensor for tensor in tensors if not tensor.ndim]:
+        raise InvalidInputError.because(
+            name,
+            scalars[0].item(),
+            "is a tensor without a batch dimension, and cannot be cut into microbatches",
+            "give a plain number, which every microbatch gets, or a tensor with one value for each sample",
+        )
+    sizes = sorted({tensor.shape[0] for tensor in tensors})
     if len(sizes) > 1:
         raise InvalidInputError.because(
             name, sizes, "its tensors differ in batch size, the first dimension", "give tensors of one batch"

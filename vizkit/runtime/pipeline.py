@@ -37,15 +37,17 @@ def pipeline(
 
     - `schedule`: from `vk.schedule`, CSV or rows; torch's pipeline runtime executes it.
     - `modules`: an `nn.Sequential`, which `vk.split_layers` divides; or a list with one module for each stage; or a
-      function that makes the module of a stage, called for this rank's stages only. A stage takes what the one before
-      returns: a tensor or a tuple of tensors.
+      function that makes the module of a stage, called for this rank's stages only, so that weights which it ties over
+      ranks go unseen. A stage takes what the one before returns: a tensor or a tuple of tensors. For data parallelism
+      beside it, wrap each stage in DDP (with full backwards) or `fully_shard`.
     - `loss_fn(output, target)` gives one number for each microbatch; needed where the schedule has backwards.
     - `loss_reduction`: "mean" (the loss of the batch is the mean over its microbatches, and so are the gradients)
-      or "sum". Defaults to what `loss_fn` says of itself (`reduction`), else "mean".
+      or "sum". Defaults to what `loss_fn` says of itself (`reduction`), else "mean". A mean over what differs from
+      microbatch to microbatch, such as tokens that are not padding, is not the batch's mean: divide a sum yourself.
     - `group`: the process group whose ranks hold the stages, such as one axis of a mesh; default: all ranks.
 
     Raises `InvalidInputError` before anything runs: a schedule that does not fit the ranks or cannot run, a wrong
-    number of modules, one parameter on stages of two ranks, a missing loss.
+    number of modules, one parameter on stages of two ranks, DDP where it would not reduce, a missing loss.
 
     >>> import vizkit as vk
     >>> def train(x, y):
@@ -60,13 +62,7 @@ def pipeline(
     ['loss n/a (rank 1 has the last stage)', 'loss ...']
     """
     checks.check_schedule(schedule, group)
-    if schedule.has_backward and loss_fn is None:
-        raise InvalidInputError.because(
-            "loss_fn",
-            None,
-            f"{schedule.name} has backwards, which start at a loss",
-            "pass loss_fn=nn.MSELoss() or such",
-        )
+    checks.check_loss(schedule, loss_fn)
     local = schedule.stages_of(dist.get_rank(group))
     return Pipeline(
         schedule=schedule,
@@ -83,7 +79,7 @@ def _local_modules(modules: Modules, schedule: Schedule, local: Sequence[int]) -
     elif isinstance(modules, (nn.ModuleList, list, tuple)):
         made = list(modules)
     elif callable(modules) and not isinstance(modules, nn.Module):
-        return {stage: checks.check_module(stage, modules(stage)) for stage in local}
+        return {stage: checks.check_module(stage, modules(stage), schedule) for stage in local}
     else:
         raise InvalidInputError.because(
             "modules",
@@ -235,7 +231,7 @@ class Pipeline:
         output = join([last.outputs[microbatch] for microbatch in order])
         if not last.losses:
             return StepResult(output=output)
-        losses = [last.losses[microbatch] for microbatch in order]
+        losses = [last.losses[microbatch].item() for microbatch in order]
         return StepResult(sum(losses) * last.loss_scale, losses, output)
 
 

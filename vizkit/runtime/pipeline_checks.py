@@ -9,11 +9,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
 
 from vizkit.errors import InvalidInputError
 from vizkit.schedules.schedule import Schedule
 
-REDUCTIONS = ("mean", "sum")
+REDUCTIONS = {"mean": "mean", "batchmean": "mean", "sum": "sum"}
+"""How losses of equal microbatches become the batch's, by what a loss function calls its own reduction."""
 
 
 def check_schedule(schedule: Schedule, group: ProcessGroup | None) -> None:
@@ -67,7 +69,7 @@ def check_modules(modules: Sequence[nn.Module], schedule: Schedule) -> None:
         )
     owners: dict[nn.Parameter, tuple[int, str]] = {}
     for stage, module in enumerate(modules):
-        for name, parameter in check_module(stage, module).named_parameters():
+        for name, parameter in check_module(stage, module, schedule).named_parameters():
             first, first_name = owners.setdefault(parameter, (stage, name))
             ranks = schedule.stage_ranks[first], schedule.stage_ranks[stage]
             if ranks[0] != ranks[1]:
@@ -80,10 +82,26 @@ def check_modules(modules: Sequence[nn.Module], schedule: Schedule) -> None:
                 )
 
 
-def check_module(stage: int, module: Any) -> nn.Module:
+def check_module(stage: int, module: Any, schedule: Schedule) -> nn.Module:
+    """The module of a stage, if torch's runtime trains it right: DDP only around a whole stage with full backwards."""
     if not isinstance(module, nn.Module):
         raise InvalidInputError.because(
             f"module of stage {stage}", type(module).__name__, "is not an nn.Module", "wrap it in a class of nn.Module"
+        )
+    wrapped = [name for name, part in module.named_modules() if isinstance(part, DistributedDataParallel)]
+    if any(wrapped):  # the module itself has no name
+        raise InvalidInputError.because(
+            f"module of stage {stage}",
+            wrapped[-1],
+            "is wrapped in DDP inside the stage, where the pipeline cannot tell it which backward is the last",
+            "wrap the module of the whole stage",
+        )
+    if wrapped and schedule.splits_backward:
+        raise InvalidInputError.because(
+            f"module of stage {stage}",
+            "DistributedDataParallel",
+            f"reduces gradients in hooks of the full backward, and {schedule.name} splits it into I and W",
+            "shard the module with fully_shard, all-reduce the gradients after each step, or take a schedule with B",
         )
     return module
 
@@ -93,6 +111,8 @@ def reduction(loss_fn: Any, asked_for: str | None) -> str:
 
     >>> reduction(nn.MSELoss(reduction="sum"), None), reduction(nn.functional.mse_loss, None)
     ('sum', 'mean')
+    >>> reduction(nn.KLDivLoss(reduction="batchmean"), None)
+    'mean'
     >>> reduction(functools.partial(nn.functional.mse_loss, reduction="sum"), None)
     'sum'
     """
@@ -102,4 +122,19 @@ def reduction(loss_fn: Any, asked_for: str | None) -> str:
         raise InvalidInputError.because(
             "loss_reduction", found, "is not how microbatches' losses become one", 'use "mean" or "sum"'
         )
-    return found
+    return REDUCTIONS[found]
+
+
+def check_loss(schedule: Schedule, loss_fn: Any) -> None:
+    """Raises `InvalidInputError` for a loss function that is none, and where backwards have none to start at."""
+    if loss_fn is None and schedule.has_backward:
+        raise InvalidInputError.because(
+            "loss_fn",
+            None,
+            f"{schedule.name} has backwards, which start at a loss",
+            "pass loss_fn=nn.MSELoss() or such",
+        )
+    if loss_fn is not None and (not callable(loss_fn) or isinstance(loss_fn, type)):
+        raise InvalidInputError.because(
+            "loss_fn", loss_fn, "is not a function of output and target", "pass loss_fn=nn.MSELoss() or such"
+        )

@@ -8,7 +8,7 @@ stay as they are in one process, and receive buffers live only as long as their 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from vizkit.errors import InvalidInputError
 from vizkit.runtime.batches import Signature, shapes_text
+from vizkit.runtime.pipeline_split import anchored, changeable, make_anchor, merged
 from vizkit.runtime.recorder import span, unrecorded
 from vizkit.trace import SpanKind
 
@@ -59,13 +60,13 @@ class RecordedStage(PipelineStage):
         self.chunks = num_microbatches
         self.has_backward = has_backward
         self._runtime_validate = False  # it wants gradients' metadata, which torch's first run would have made
-        self._splits_backward = splits_backward
+        self._splits_backward = splits_backward and stage > 0  # torch does not split the backward of stage 0
         self._loss_fn = loss_fn
         self.loss_scale = loss_scale
         self._signature = signature
         self._is_announced = False
         self.targets: Sequence[Any] | None = None
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, torch.Tensor] = {}
         self.outputs: dict[int, Any] = {}
         self.to_differentiate: dict[int, torch.Tensor] = {}
 
@@ -77,20 +78,31 @@ class RecordedStage(PipelineStage):
         with span("forward", SpanKind.FORWARD, self.stage_index, fwd_chunk_id):
             with _unwrapping():
                 output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
+            anchor = self._anchor(fwd_chunk_id) if self._splits_backward else None
             if self.is_last:
-                self._finish_forward(fwd_chunk_id, output)
+                self._finish_forward(fwd_chunk_id, output, anchor)
         self._forget_input(fwd_chunk_id)
         return output
+
+    def _anchor(self, chunk: int) -> torch.Tensor:
+        """Has all that this stage returns depend on one input more, which it gives back."""
+        outputs, inputs = self.fwd_cache[chunk]
+        anchor = make_anchor()
+        self.fwd_cache[chunk] = (tuple(anchored(output, anchor) for output in outputs), [*inputs, anchor])
+        return anchor
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         if not self.is_first:
             self._check_arity(args)
+            args = tuple(map(changeable, args))
         try:
             output = super().forward_maybe_with_nosync(*args, **kwargs)
         except Exception as error:
             source = "the batch" if self.is_first else f"stage {self.stage_index - 1}"
             error.add_note(f"in the forward of stage {self.stage_index}, which got {_looks(args)} from {source}")
             raise
+        own = {buffer.untyped_storage().data_ptr() for buffer in self.submod.buffers()}
+        output = tree_map_only(torch.Tensor, lambda tensor: _kept(tensor, own), output)
         if self.is_last:
             return output
         handed_on = self._handed_on(output, args)
@@ -121,21 +133,30 @@ class RecordedStage(PipelineStage):
         ):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
 
-    def _finish_forward(self, chunk: int, output: Any) -> None:
+    def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        gradients, param_groups = super().backward_maybe_with_nosync(*args, **kwargs)
+        return gradients, param_groups and merged(param_groups)
+
+    def _finish_forward(self, chunk: int, output: Any, anchor: torch.Tensor | None) -> None:
         """On the last stage: the loss, and the output without its graph."""
         self.fwd_cache[chunk] = ((), self.fwd_cache[chunk][1])  # the loss is what is differentiated
         self.outputs[chunk] = tree_map_only(torch.Tensor, torch.Tensor.detach, output)
         if self._loss_fn is None or self.targets is None:
             return
-        loss = self._loss_fn(output, self.targets[chunk])
+        try:
+            loss = self._loss_fn(output, self.targets[chunk])
+        except Exception as error:
+            error.add_note(f"in loss_fn, which got {_looks([output, self.targets[chunk]])} on stage {self.stage_index}")
+            raise
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             given = _looks([loss]) if isinstance(loss, torch.Tensor) else loss
             raise InvalidInputError.because(
                 "loss_fn", given, "must return a tensor with one number", 'use a loss with reduction="mean" or "sum"'
             )
-        self.losses[chunk] = loss.item()
+        self.losses[chunk] = loss.detach()  # read after the step: reading waits for a GPU
         if self.has_backward:
-            self.to_differentiate[chunk] = loss * self.loss_scale
+            scaled = loss * self.loss_scale
+            self.to_differentiate[chunk] = scaled if anchor is None else anchored(scaled, anchor)
 
     def clear_runtime_states(self) -> None:
         super().clear_runtime_states()
@@ -240,23 +261,27 @@ class RecordedStage(PipelineStage):
                     "a stage hands a tensor or a tuple of tensors to the next",
                     "return tensors, and let each stage keep what is not one",
                 )
-        return tuple(map(self._as_sent, tensors))
-
-    def _as_sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        # torch splits a backward only at outputs that own their memory and have been computed
-        if self._splits_backward and tensor.requires_grad and (tensor._is_view() or tensor.grad_fn is None):
-            return tensor.clone(memory_format=torch.contiguous_format)
-        return tensor.contiguous()
+        return tuple(tensor.contiguous() for tensor in tensors)
 
     def _learn_outputs(self, tensors: tuple[torch.Tensor, ...]) -> None:
         found = extract_tensor_metas(tensors)
         known = self._stage_meta.outputs
+        assert found is not None
         if known is not None and _shapes(found) != _shapes(known):
             raise InvalidInputError.because(
                 f"output of stage {self.stage_index}",
                 _looks(tensors),
                 f"the first microbatch gave {_looks(known)}, and all microbatches of a pipeline have one shape",
                 "pad, so that each microbatch gives the same shape",
+            )
+        if known is not None and any(
+            new.requires_grad > old.requires_grad for new, old in zip(found, known, strict=True)
+        ):
+            raise InvalidInputError.because(
+                f"output of stage {self.stage_index}",
+                _looks(tensors),
+                "needs gradients and did not in the first step, when the next stage was told that it sends none back",
+                "make a new vk.pipeline on each rank after unfreezing parameters",
             )
         if known is None:
             self._stage_meta.outputs = found
@@ -273,7 +298,13 @@ def _unwrapping(note: str = "") -> Iterator[None]:
         found = error.__cause__ or error
     if note:
         found.add_note(note)
-    raise found
+    raise found from found.__cause__  # torch's wrapper is no part of the story
+
+
+def _kept(tensor: torch.Tensor, own: Container[int]) -> torch.Tensor:
+    """`tensor`, copied where it lies in a buffer of its module, which the next microbatch may write to."""
+    is_in_buffer = tensor.grad_fn is None and tensor.untyped_storage().data_ptr() in own
+    return tensor.clone() if is_in_buffer else tensor
 
 
 def _shapes(metas: Sequence[Any] | None) -> list[tuple[Any, Any]]:
