@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vizkit.activations import ACTIVATIONS, PER_RANK
 from vizkit.durations import LONGEST_S, Durations, Seconds
 from vizkit.errors import InvalidInputError
 from vizkit.hardware import FREE_LINK, Link
@@ -20,9 +21,6 @@ from vizkit.schedules.schedule import Schedule
 from vizkit.timing import Costs, run
 from vizkit.trace import NONE, NS_PER_S, Clock, Counter, SpanKind, Trace
 
-ACTIVATIONS = "activations"
-"""Name of the counters of activation memory."""
-PER_RANK = "microbatches of one rank's layers"
 LARGEST_PAYLOAD_BYTES = 1e18
 _NUM_CODES = max(kind.code for kind in ACTION_KINDS) + 1
 

@@ -193,7 +193,7 @@ class TestPeakActivations:
 
     def test_a_trace_without_counters_is_refused(self):
         """Zero would be a lie."""
-        with pytest.raises(InvalidInputError, match="has no counter named activations; get the trace from vizkit"):
+        with pytest.raises(InvalidInputError, match="has no counter named activations, and no passes with stage and"):
             peak_activations(drawn(GPIPE[2, 1]))
 
 

@@ -15,11 +15,12 @@ import vizkit as vk
 from tests import handmade
 from tests.strategies import schedules
 from vizkit import timing
+from vizkit.activations import ACTIVATIONS
 from vizkit.metrics import bubble, traffic
 from vizkit.replay import replay
 from vizkit.schedules import Schedule
 from vizkit.schedules.dependencies import Dependencies
-from vizkit.simulator import ACTIVATIONS, directed_edges, simulate
+from vizkit.simulator import directed_edges, simulate
 from vizkit.trace import NS_PER_S, Role, SpanKind, Trace
 
 UNIT = vk.Durations(F=1, B=2)

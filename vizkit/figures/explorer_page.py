@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from plotly.offline import get_plotlyjs
 
+from vizkit.activations import PER_RANK
 from vizkit.durations import Durations
 from vizkit.errors import InvalidInputError
 from vizkit.figures import pipeline_cells as cells
@@ -26,7 +27,7 @@ from vizkit.hardware import Link
 from vizkit.schedules.actions import ACTION_KINDS
 from vizkit.schedules.catalogue import recipe, schedule_names
 from vizkit.schedules.schedule import Schedule
-from vizkit.simulator import PER_RANK, simulate
+from vizkit.simulator import simulate
 from vizkit.trace import NS_PER_S, Clock
 
 _ASSETS = Path(__file__).parent / "page"

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from vizkit.activations import ACTIVATIONS, held_activations
 from vizkit.figures.describe import MAX_RANKS_LISTED
 from vizkit.figures.theme import PURPLE, TEXT, TimeAxis
 from vizkit.trace import Counter, Trace
 from vizkit.units import bytes_text
 
-COUNTER_NAMES = ("activations", "memory")
+COUNTER_NAMES = (ACTIVATIONS, "memory")
 """The first that a trace has is drawn."""
 AREA = "rgba(204,121,167,0.45)"
 EN_SPACE = "\u2002"
@@ -35,13 +36,12 @@ class Memory:
 
     @classmethod
     def of(cls, trace: Trace) -> Memory | None:
-        """None where the trace has no such counters."""
-        for name in COUNTER_NAMES:
-            found = tuple(c for c in trace.counters if c.name == name and len(c.values))
-            if found:
-                highest = max(float(np.max(c.values)) for c in found)
-                return cls(found, highest, found[0].unit)
-        return None
+        """The trace's counters, else what its passes hold; None where it has neither."""
+        candidates = [[c for c in trace.counters if c.name == name and len(c.values)] for name in COUNTER_NAMES]
+        found = next(filter(None, candidates), None) or held_activations(trace)
+        if not found:
+            return None
+        return cls(tuple(found), max(float(np.max(c.values)) for c in found), found[0].unit)
 
     def text(self, value: float) -> str:
         """A value for people; bytes with their unit."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vizkit.activations import ACTIVATIONS, held_activations
 from vizkit.errors import InvalidInputError
 from vizkit.metrics.intervals import Intervals
-from vizkit.simulator import ACTIVATIONS
 from vizkit.trace import Clock, Role, Trace
 
 if TYPE_CHECKING:
@@ -143,17 +143,22 @@ def peak_activations(trace: Trace) -> np.ndarray:
     """The most activation memory that each rank holds at a time, in the unit of the trace's counters of it.
 
     That is what `vizkit.simulate` counts: microbatches of one rank's layers, or bytes; 0 for a rank without a counter.
-    Raises `InvalidInputError` for a trace without any.
+    Without counters the trace's passes say it (`vizkit.activations`), so that a replay of a run works too. Raises
+    `InvalidInputError` for a trace that has neither.
 
     >>> from vizkit.schedules import schedule
     >>> from vizkit.simulator import simulate
     >>> peak_activations(simulate(schedule("1F1B", num_ranks=4, num_microbatches=8), {"F": 1, "B": 2})).tolist()
     [4.0, 3.0, 2.0, 1.0]
     """
-    counters = [counter for counter in trace.counters if counter.name == ACTIVATIONS and len(counter.values)]
+    counted = [counter for counter in trace.counters if counter.name == ACTIVATIONS and len(counter.values)]
+    counters = counted or held_activations(trace)
     if not counters:
         raise InvalidInputError.because(
-            "trace", trace, f"has no counter named {ACTIVATIONS}", "get the trace from vizkit.simulate"
+            "trace",
+            trace,
+            f"has no counter named {ACTIVATIONS}, and no passes with stage and microbatch",
+            "get the trace from vizkit.simulate, or label spans with stage and microbatch",
         )
     peaks = np.zeros(trace.world_size)
     for counter in counters:
