@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -70,6 +71,10 @@ def no_loss() -> Any:
     return make_pipeline(loss_fn=None)
 
 
+def loss_without_parentheses() -> Any:
+    return make_pipeline(loss_fn=nn.MSELoss)
+
+
 def unknown_reduction() -> Any:
     return make_pipeline(loss_fn=nn.MSELoss(reduction="none"))
 
@@ -104,6 +109,10 @@ REFUSED_BEFORE: list[tuple[Callable[[], Any], str]] = [
         "would train a copy of its own; put both on one rank",
     ),
     (no_loss, "loss_fn=None: 1F1B has backwards, which start at a loss; pass loss_fn="),
+    (
+        loss_without_parentheses,
+        "loss_fn=<class 'torch.nn.modules.loss.MSELoss'>: is not a function of output and target",
+    ),
     (unknown_reduction, 'loss_reduction=\'none\': is not how microbatches\' losses become one; use "mean" or "sum"'),
     (elsewhere, "stage=2: does not lie on this rank; use one of [0], the stages of this rank"),
     (idle_rank, "schedule='custom': rank 1 has no stage; give each rank a stage, or launch fewer ranks"),
@@ -151,6 +160,14 @@ def without_input() -> Any:
     make_pipeline().step()
 
 
+def with_an_array() -> Any:
+    make_pipeline().step(np.zeros((4, WIDTH)))
+
+
+def with_a_scalar() -> Any:
+    make_pipeline().step(torch.zeros(4, WIDTH), torch.tensor(0.5))
+
+
 def of_two_sizes() -> Any:
     make_pipeline().step(torch.zeros(4, WIDTH), torch.zeros(2, WIDTH))
 
@@ -164,7 +181,13 @@ REFUSED_STEPS: list[tuple[Callable[[], Any], str]] = [
     (batch_of(3), "batch size of x=3: does not divide into 4 microbatches of equal size; use a batch of 4, or another"),
     (batch_of(0), "batch size of x=0: has no sample; use a batch of 4, or another num_microbatches"),
     (without_gradients, "schedule='1F1B': has backwards, and torch.no_grad() forbids them; leave no_grad(), or run"),
-    (without_input, "x=(): has no tensor; give each rank the whole batch, as step(x, ...)"),
+    (without_input, "x='nothing': has no tensor; give each rank the whole batch as tensors"),
+    (with_an_array, "x='ndarray': has no tensor; give each rank the whole batch as tensors, such as torch.as_tensor("),
+    (
+        with_a_scalar,
+        "x=0.5: is a tensor without a batch dimension, and cannot be cut into microbatches; give a plain number, which "
+        "every microbatch gets, or a tensor with one value for each sample",
+    ),
     (of_two_sizes, "x=[2, 4]: its tensors differ in batch size, the first dimension; give tensors of one batch"),
 ]
 
@@ -218,6 +241,10 @@ def as_long_as_positive(x: torch.Tensor) -> torch.Tensor:
 as_long_as_positive.calls = 0  # type: ignore[attr-defined]
 
 
+def a_loss_that_fails(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    raise LookupError("no such class")
+
+
 def a_loss_per_sample(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).sum(1)
 
@@ -264,8 +291,14 @@ def a_loss_per_sample(output: torch.Tensor, target: torch.Tensor) -> torch.Tenso
             1,
             "loss_fn='float32[2]': must return a tensor with one number; use a loss with reduction=",
         ),
+        (
+            make_stages(2),
+            {"loss_fn": a_loss_that_fails},
+            1,
+            "LookupError: no such class\nin loss_fn, which got float32[2, 6], float32[2, 6] on stage 1",
+        ),
     ],
-    ids=["skip", "dict", "ragged", "width", "target", "loss"],
+    ids=["skip", "dict", "ragged", "width", "target", "loss", "failing loss"],
 )
 def test_what_shows_when_it_runs_names_the_stage(
     modules: list[nn.Module], changes: dict[str, Any], rank: int, expected: str
@@ -284,6 +317,7 @@ def test_the_error_of_a_module_is_the_first_thing_said() -> None:
     assert str(caught.value).startswith("rank 1 raised ZeroDivisionError: ")
     assert "in divide" in caught.value.remote_traceback
     assert "in the forward of stage 1, which got float32[2, 6] from stage 0" in caught.value.remote_traceback
+    assert "exception" not in caught.value.remote_traceback  # one story: torch wraps the error in one of its own
     assert not any("Full Schedule" in log for log in caught.value.logs)
 
 

@@ -140,6 +140,27 @@ def test_time_of_a_span_holds_the_spans_inside_it() -> None:
     assert fit.of_ns("F", 0) == 6 * MS
 
 
+def test_a_span_around_a_step_does_not_hide_the_passes_in_it() -> None:
+    """Nor the optimizer's span beside them; the step itself is none of the durations."""
+    rank = Script(0)
+    rank.events.append(SpanOpened(label=Label(SpanKind.COMPUTE, "step"), **rank._stamp()))
+    rank.idle(1).pass_("F", 0, 2).idle(1).pass_("B", 0, 4).pass_("optimizer", -1, 3)
+    rank.events.append(SpanClosed(**rank._stamp()))
+    fit = vk.fit_durations(record_of(rank))
+    assert [(time.kind.value, time.median_s) for time in fit.stage_times] == [
+        ("optimizer", 0.003),
+        ("F", 0.002),
+        ("B", 0.004),
+    ]
+
+
+def test_every_rank_that_runs_a_stage_warms_up_by_itself() -> None:
+    """Two pipelines side by side: the first pass of each is left out."""
+    ranks = [Script(number).pass_("F", 0, 90).pass_("F", 0, ms).pass_("F", 0, ms) for number, ms in enumerate((2, 4))]
+    (time,) = vk.fit_durations(record_of(*ranks)).stage_times
+    assert (time.count, time.median_s, time.high_s, time.first_s) == (6, 0.003, 0.004, 0.090)
+
+
 def test_time_between_spans_is_told_but_predicts_nothing() -> None:
     """What a runtime needs from one action to the next: the median; what comes before and after does not count."""
     rank = Script(0).idle(50).pass_("F", 0, 2).idle(1).pass_("F", 0, 2).idle(9).pass_("F", 0, 2).idle(2)

@@ -85,10 +85,12 @@ class RecordedStage(PipelineStage):
         return output
 
     def _anchor(self, chunk: int) -> torch.Tensor:
-        """Has all that this stage returns depend on one input more, which it gives back."""
+        """Has what is differentiated on this stage depend on one input more, which it gives back."""
         outputs, inputs = self.fwd_cache[chunk]
         anchor = make_anchor()
-        self.fwd_cache[chunk] = (tuple(anchored(output, anchor) for output in outputs), [*inputs, anchor])
+        if not self.is_last:
+            outputs = tuple(anchored(output, anchor) for output in outputs)
+        self.fwd_cache[chunk] = (outputs, [*inputs, anchor])
         return anchor
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
