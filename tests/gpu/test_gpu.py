@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import vizkit as vk
+from tests.distributed.pipelines import assert_equals_one_process, run_steps
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "02_data_parallel.ipynb"
 SIZE = 4096
@@ -71,6 +72,16 @@ def test_span_times_are_the_devices() -> None:
     for trace in (run.trace, run.replay()):
         span_ms = sum(span.duration_ns for span in trace.filter(kind="F")) / 1e6
         assert span_ms == pytest.approx(device_ms, rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZB-H1"])
+def test_a_pipeline_with_a_stage_on_each_gpu(name: str) -> None:
+    """Loss, gradients and output equal one process, over NCCL where each rank has a GPU and over gloo where not."""
+    schedule = vk.schedule(name, num_ranks=max(torch.cuda.device_count(), 2), num_microbatches=4)
+    run = vk.launch(run_steps, schedule, world_size=schedule.num_ranks, device="cuda")
+    assert_equals_one_process(run, schedule)
+    unit = vk.Durations(F=1, I=1, W=1)
+    assert vk.as_grid(run.replay(link=None, durations=unit)) == vk.as_grid(vk.simulate(schedule, unit))
 
 
 def test_results_come_back_on_the_cpu() -> None:
