@@ -114,6 +114,9 @@ def fit_durations(run: HasRecord | Record) -> FittedDurations:
     Where a stage had B alone, I and W get half each; where it had I and W, B is their sum. Torch computes nothing in
     the I of stage 0 and the whole backward in its W: their sum is right, their parts are as measured.
 
+    `vk.simulate(schedule, fit)` is the passes of one step. `run.replay()` is longer: it has all steps, the set-up, the
+    optimizer and what lies between passes (`between_s`); `run.replay(durations=fit)` has the spans of all steps alone.
+
     A run without backwards predicts none: their time counts as 0. A run of several models mixes their stages.
 
     Raises `InvalidInputError` for a run without labelled passes, and where a stage has no forward.

@@ -33,8 +33,8 @@ def pipeline_figure(
     Colour and hatching tell the kind; where a rank holds several stages, later stages are paler. Time in which a rank
     computes nothing is grey and counted under the cursor, in `max_frames` steps. Two overlapped actions have half a row
     each. Several traces stand one above the other on one time axis, each from its own first span; `labels` default to
-    their schedules. Memory is drawn from counters named "activations" or "memory". Raises `InvalidInputError` for no
-    traces, for labels that do not match them, and for fewer than 2 frames.
+    the schedules of simulated traces, and to numbers. Memory is drawn from counters named "activations" or "memory".
+    Raises `InvalidInputError` for no traces, for labels that do not match them, and for fewer than 2 frames.
 
     >>> from vizkit.schedules import schedule
     >>> from vizkit.simulator import simulate

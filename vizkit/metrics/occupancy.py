@@ -119,7 +119,8 @@ class Bubble:
 def bubble(trace: Trace) -> Bubble:
     """The share of time in which ranks do not compute: over the total, the ideal, and the time of the longest rank.
 
-    Every rank of the trace counts, and exposed communication counts as not computing.
+    Every rank of the trace counts, and exposed communication counts as not computing. `Bubble` has the formulas; its
+    text says the first two. The zero-bubble paper means the third, of which ZB-H2 can have none.
 
     >>> from vizkit.trace import Span
     >>> two_stages = [Span(0, "F", 0, 10), Span(1, "F", 10, 20), Span(1, "B", 20, 40), Span(0, "B", 40, 60)]
