@@ -51,7 +51,7 @@ class StageTime:
     first_s: float
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class FittedDurations(Durations):
     """`Durations` read from a run, with what is known of how sure they are.
 

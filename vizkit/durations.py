@@ -16,7 +16,7 @@ LONGEST_S = 2**62 / NS_PER_S
 """Times are nanoseconds in 64 bits: 146 years, with a bit to spare for sums."""
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Durations:
     """Seconds for one span of each kind, on one stage; a sequence gives one value for each stage.
 
@@ -29,6 +29,8 @@ class Durations:
     >>> d = Durations(F=1, B=[2, 3])
     >>> d.of_ns("F"), d.of_ns("B", stage=1), d.of_ns("W", stage=1), d.of_ns("optimizer")
     (1000000000, 3000000000, 1500000000, 0)
+    >>> d
+    Durations(F=1, B=[2, 3], I=[1, 1.5], W=[1, 1.5])
     """
 
     seconds: Mapping[SpanKind, Seconds] = field(default_factory=dict)
@@ -47,6 +49,9 @@ class Durations:
         _refuse_what_rounds_to_nothing(table)
         _complete_backward(table)
         object.__setattr__(self, "seconds", table)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k.value}={_text(v)}' for k, v in self.seconds.items())})"
 
     @classmethod
     def of(cls, given: Durations | Mapping[str, Seconds]) -> Durations:
@@ -82,6 +87,10 @@ class Durations:
                 )
             value = value[stage]
         return round(value * NS_PER_S)
+
+
+def _text(value: Seconds) -> str:
+    return f"[{', '.join(f'{v:.4g}' for v in value)}]" if isinstance(value, Sequence) else f"{value:.4g}"
 
 
 def _checked(name: str, value: Any) -> Seconds:

@@ -91,6 +91,17 @@ def test_play_moves_the_cursor_and_pause_holds_it(visit: Visit, tmp_path: Path):
     assert visit.errors == []
 
 
+def test_plotlys_toolbar_stays_small_and_sends_nothing(visit: Visit, tmp_path: Path):
+    """Its buttons keep Plotly's own size, beside the title and not over it; none uploads the figure."""
+    open_page(visit, tmp_path, vk.timeline(data_parallel()))
+    buttons = visit.page.locator(".modebar-btn")
+    titles = [buttons.nth(i).get_attribute("data-title") for i in range(buttons.count())]
+    assert "Download plot as a PNG" in titles
+    assert not [title for title in titles if title and ("share" in title.lower() or "cloud" in title.lower())]
+    widths = visit.page.evaluate("() => [...document.querySelectorAll('.modebar-btn')].map((b) => b.offsetWidth)")
+    assert max(widths) <= 40
+
+
 def test_everything_is_reached_and_driven_by_the_keyboard(visit: Visit, tmp_path: Path):
     """Tab to the button, Space plays and pauses; Tab to the slider, its keys scrub; the moment is told in words."""
     open_page(visit, tmp_path, vk.timeline(data_parallel(), max_frames=41))

@@ -113,7 +113,11 @@ REFUSED_BEFORE: list[tuple[Callable[[], Any], str]] = [
         loss_without_parentheses,
         "loss_fn=<class 'torch.nn.modules.loss.MSELoss'>: is not a function of output and target",
     ),
-    (unknown_reduction, 'loss_reduction=\'none\': is not how microbatches\' losses become one; use "mean" or "sum"'),
+    (
+        unknown_reduction,
+        "loss_fn.reduction='none': is not how microbatches' losses become one; "
+        'make the loss function with "mean" or "sum"',
+    ),
     (elsewhere, "stage=2: does not lie on this rank; use one of [0], the stages of this rank"),
     (idle_rank, "schedule='custom': rank 1 has no stage; give each rank a stage, or launch fewer ranks"),
 ]

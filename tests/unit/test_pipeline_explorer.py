@@ -162,7 +162,7 @@ class TestWidget:
         [
             ({"num_ranks": 99}, "num_ranks=99: its slider goes from 1 to 16; use vizkit.simulate for other sizes"),
             ({"forward_ms": 0}, "forward_ms=0: its slider goes from 0.25 to 4; use vizkit.simulate for other sizes"),
-            ({"schedule": "1F2B"}, "name='1F2B': is not a schedule that vizkit knows; use one of "),
+            ({"schedule": "1F2B"}, "name='1F2B': is not a schedule that vizkit knows; did you mean 1F1B? use one of "),
             ({"ranks": 4}, "ranks=4: is not a setting of the explorer; use schedule, versus, num_ranks, "),
         ],
     )

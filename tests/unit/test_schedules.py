@@ -196,11 +196,15 @@ def test_sizes_that_a_schedule_does_not_have_are_refused_with_the_nearest_that_i
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("name", ["Gpip", "", "--", None, 1])
-def test_an_unknown_name_is_refused_with_the_known_ones(name):
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("Gpip", "did you mean GPipe? "), ("1f1bb", "did you mean 1F1B? "), ("", ""), (None, ""), (1, "")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_and_the_known_ones(name, hint):
     with pytest.raises(vk.InvalidInputError) as error:
         build(name, 2, 4)
-    assert str(error.value) == (f"name={name!r}: is not a schedule that vizkit knows; use one of {', '.join(NAMES)}")
+    known = ", ".join(NAMES)
+    assert str(error.value) == f"name={name!r}: is not a schedule that vizkit knows; {hint}use one of {known}"
 
 
 def rounds(p: int, m: int) -> int:

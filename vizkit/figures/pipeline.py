@@ -30,10 +30,11 @@ def pipeline_figure(
 ) -> go.Figure:
     """The classic picture of a pipeline: a row a rank, a cell an action, its microbatch in it, memory below.
 
-    Colour and hatching tell the kind; where a rank holds several stages, later stages are paler. Time in which a rank
-    computes nothing is grey and counted under the cursor, in `max_frames` steps. Two overlapped actions have half a row
-    each. Several traces stand one above the other on one time axis, each from its own first span; `labels` default to
-    the schedules of simulated traces, and to numbers. Memory is drawn from counters named "activations" or "memory".
+    Colour and hatching tell the kind; where a rank holds several stages, those of higher number are paler. Time in
+    which a rank computes nothing is grey and counted under the cursor, in `max_frames` steps. Two overlapped actions
+    have half a row each. Several traces stand one above the other on one time axis, each from its own first span;
+    `labels` default to the schedules of simulated traces, and to numbers. Memory is drawn from counters named
+    "activations" or "memory", else from what the passes hold.
     Raises `InvalidInputError` for no traces, for labels that do not match them, and for fewer than 2 frames.
 
     >>> from vizkit.schedules import schedule

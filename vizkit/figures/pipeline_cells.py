@@ -14,13 +14,13 @@ from vizkit.figures.coverage import dominant_kinds, idle_intervals
 from vizkit.figures.describe import PIPELINE_KINDS
 from vizkit.figures.links import message_pairs
 from vizkit.figures.placement import ROW_SCALE
-from vizkit.figures.theme import BLUE, OUTLINE, STYLES, TimeAxis
+from vizkit.figures.theme import OUTLINE, STYLES, TimeAxis
 from vizkit.trace import KINDS, Role, SpanKind, Trace
 
 BUBBLE = "rgba(128,128,128,0.30)"
 HATCHING = {"fgcolor": "rgba(0,0,0,0.20)", "size": 6, "solidity": 0.22}
 """Fainter than in a timeline: the cell's number has to be read over it."""
-LINK = "rgba(0,114,178,0.75)"
+LINK = "#1B87C9"
 HALF_CELL, HALF_CELL_WITH_LINKS = 46, 36
 """Half the height of a cell in hundredths of a row; messages run in the gap between rows."""
 USUAL_WIDTH_PX = 750
@@ -238,7 +238,7 @@ def _arrows(
         "mode": "lines+markers",
         "line": {"width": 1, "color": LINK},
         "marker": {
-            "symbol": "arrow", "angleref": "previous", "color": BLUE,
+            "symbol": "arrow", "angleref": "previous", "color": LINK,
             "size": np.tile(np.array([0, 5, 0]), len(sends)),
         },
         "hoverinfo": "skip",

@@ -135,7 +135,7 @@ def _sections(sides: Sequence[Side], highest: float) -> list[Section]:
 
 def _subtitle(sides: Sequence[Side]) -> str:
     several_stages = max(stage_on_rank(side.trace)[1] for side in sides)
-    paler = " · paler: a rank's later stage" if several_stages > 1 else ""
+    paler = " · paler: a rank's higher-numbered stage" if several_stages > 1 else ""
     if len(sides) == 1:
         return f"{CLOCK_MEANINGS[sides[0].trace.clock]} · {sides[0].facts()}{paler}"
     verdict = _verdict(*sides) if len(sides) == 2 else "each from its own first span"

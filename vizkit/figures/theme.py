@@ -154,7 +154,12 @@ def base_layout(title: str, subtitle: str, height: int) -> dict[str, object]:
         },
         "hoverlabel": {"align": "left", "font": {"family": FONT_FAMILY}},
         "hovermode": "closest",
-        "modebar": {"bgcolor": CLEAR, "color": TEXT, "activecolor": VERMILLION},
+        "modebar": {
+            "bgcolor": CLEAR,
+            "color": TEXT,
+            "activecolor": VERMILLION,
+            "remove": ["sendChartToCloud"],  # nothing leaves the reader's machine
+        },
     }
 
 

@@ -49,7 +49,8 @@ def pipeline(
     Raises `InvalidInputError` before anything runs: a schedule that does not fit the ranks or cannot run, a wrong
     number of modules, one parameter on stages of two ranks, DDP where it would not reduce, a missing loss.
 
-    >>> import vizkit as vk
+    >>> import torch, vizkit as vk
+    >>> from torch import nn
     >>> def train(x, y):
     ...     schedule = vk.schedule("1F1B", num_ranks=2, num_microbatches=4)
     ...     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))

@@ -119,8 +119,9 @@ def reduction(loss_fn: Any, asked_for: str | None) -> str:
     keywords = loss_fn.keywords if isinstance(loss_fn, functools.partial) else {}
     found = asked_for or getattr(loss_fn, "reduction", None) or keywords.get("reduction") or "mean"
     if found not in REDUCTIONS:
+        name, remedy = ("loss_reduction", "use") if asked_for else ("loss_fn.reduction", "make the loss function with")
         raise InvalidInputError.because(
-            "loss_reduction", found, "is not how microbatches' losses become one", 'use "mean" or "sum"'
+            name, found, "is not how microbatches' losses become one", f'{remedy} "mean" or "sum"'
         )
     return REDUCTIONS[found]
 

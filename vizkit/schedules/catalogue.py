@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from vizkit.errors import InvalidInputError
 from vizkit.schedules.builders import RECIPES
 from vizkit.schedules.recipe import Recipe
@@ -43,8 +45,13 @@ def recipe(name: str) -> Recipe:
     for candidate in RECIPES:
         if wanted in map(_key, (candidate.name, *candidate.aliases)):
             return candidate
+    names = {_key(name): name for name in schedule_names()}
+    meant = [names[key] for key in difflib.get_close_matches(wanted or "", names, n=1)]
     raise InvalidInputError.because(
-        "name", name, "is not a schedule that vizkit knows", f"use one of {', '.join(schedule_names())}"
+        "name",
+        name,
+        "is not a schedule that vizkit knows",
+        "".join(f"did you mean {found}? " for found in meant) + f"use one of {', '.join(schedule_names())}",
     )
 
 

@@ -280,7 +280,7 @@ stage: add 0B0 to rank 0
         said = "".join(f"; {note}" for note in self.notes)
         return (
             f"Schedule({self.name!r}, {self.num_ranks} ranks, {self.num_stages} stages, "
-            f"{self.num_microbatches} microbatches, {len(self):,} actions{said})"
+            f"{self.num_microbatches} microbatch{'es' * (self.num_microbatches > 1)}, {len(self):,} actions{said})"
         )
 
 

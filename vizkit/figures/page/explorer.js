@@ -159,7 +159,7 @@ function verdict([a, b]) {
 function layoutOf(sides, settings, duration, highest) {
   const layout = structuredClone(layouts[`${settings.ranks} ${sides.length}`]);
   const names = sides.map((side) => side.name).join(" against ");
-  const paler = sides.some((side) => Math.max(...side.stage) >= side.ranks) ? " · paler: a rank's later stage" : "";
+  const paler = sides.some((side) => Math.max(...side.stage) >= side.ranks) ? " · paler: a rank's higher-numbered stage" : "";
   layout.title.text = `${names}: ${settings.ranks} ranks, ${settings.microbatches} microbatches`;
   layout.title.subtitle.text = `${verdict(sides)} · ${style.clock}${paler}`;
   layout.xaxis.range = [0, duration];
@@ -197,7 +197,7 @@ function show() {
     const peak = Math.max(...side.peaks);
     return `${side.name}: makespan ${facts(side).replace(" · ", "; ")}; peak activations ${short(peak)} ${style.memory_unit}, on rank ${side.peaks.indexOf(peak)}`;
   }).join("\n");
-  return Plotly.react(plot, data, layoutOf(sides, settings, duration, highest), { responsive: true, displaylogo: false });
+  return Plotly.react(plot, data, layoutOf(sides, settings, duration, highest), { responsive: true, displaylogo: false, showSendToCloud: false });
 }
 
 function fill(name, options, value) {

@@ -49,7 +49,8 @@ for (const section of document.querySelectorAll(".figure")) {
   scrub.addEventListener("input", () => { pause(); show(Number(scrub.value)); });
 
   content.layout.font = { ...content.layout.font, color: ink() };
-  Plotly.newPlot(plot, content.data, content.layout, { responsive: true, displaylogo: false }).then(() => {
+  const config = { responsive: true, displaylogo: false, showSendToCloud: false };
+  Plotly.newPlot(plot, content.data, content.layout, config).then(() => {
     if (player) {
       Plotly.addFrames(plot, content.frames);
       announce(player.first);
