@@ -27,6 +27,8 @@ _HOME_OF = {
     "schedule": "schedules.catalogue",
     "schedule_names": "schedules.catalogue",
     "simulate": "simulator",
+    "Transformer": "transformer",
+    "Experts": "transformer",
     "fit_durations": "calibration",
     "FittedDurations": "calibration",
     "VizkitError": "errors",
@@ -58,7 +60,7 @@ _HOME_OF = {
     "to_html": "figures.html",
     "check": "exercises",
 }
-_MODULES = ("collectives", "exercises", "figures", "metrics", "replay", "runtime", "schedules", "widgets")
+_MODULES = ("collectives", "exercises", "figures", "memory", "metrics", "replay", "runtime", "schedules", "widgets")
 
 __all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])
 
