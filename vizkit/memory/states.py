@@ -41,9 +41,9 @@ PRECISIONS = {
     "fp32_sgd_momentum": Precision(4, 4, 4),
     "inference_16bit": Precision(2, 0, 0),
 }
-"""By name: ZeRO's 16 bytes (K = 12: master copy and two moments of 4); Megatron with bf16 parameters, fp32 gradients, 18;
-Megatron with fp16 gradients and a copy of them in fp32 that lives with the optimizer, 20; all in fp32, 16; a master copy
-of 4 and two moments of 1; plain and momentum SGD; parameters alone."""
+"""By name: ZeRO's 16 bytes (K = 12: a master copy and two moments of 4); Megatron with bf16 parameters and fp32
+gradients, 18; Megatron with fp16 gradients and a copy of them in fp32 that lives with the optimizer, 20; all in fp32,
+16; a master copy of 4 and two moments of 1; plain and momentum SGD; parameters alone."""
 
 
 @dataclass(frozen=True)
