@@ -49,6 +49,7 @@ _HOME_OF = {
     "Pipeline": "runtime.pipeline",
     "StepResult": "runtime.pipeline",
     "split_layers": "runtime.layers",
+    "parity": "runtime.parity",
     "progress": "runtime.progress",
     "fitness": "runtime.fitness",
     "timeline": "figures.timeline",
