@@ -93,8 +93,8 @@ def parity(
     A rank returns tensors and numbers in dicts, lists and tuples, in any depth; a value's name is its path, such as
     "gradients.layer.weight". A rank may hold some names only (a stage, a shard's owner); None is a value that lies
     elsewhere; what is not a number (NaN) equals nothing. `reference` is a run of one rank, or what it returned. `rtol`
-    and `atol` replace the tolerances of the dtypes. Raises `InvalidInputError` where a rank holds a name that the reference lacks,
-    or another shape.
+    and `atol` replace the tolerances of the dtypes. Raises `InvalidInputError` where a rank holds a name that the
+    reference lacks, or another shape.
 
     >>> whole = {"loss": 2.5, "gradients": {"w": torch.ones(2)}}
     >>> print(parity([{"gradients": {"w": torch.ones(2)}}, {"loss": 2.5}], whole))
