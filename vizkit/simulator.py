@@ -291,10 +291,13 @@ def _activations(
         change = np.stack([change, -change], axis=1).ravel()
         times = np.stack([start, end], axis=1).ravel()
     per_action = len(times) // len(schedule)
-    total = np.concatenate([[0.0], np.cumsum(change)])
+    bounds = schedule.offsets * per_action
+    total = np.cumsum(change)
+    before = np.append(0.0, total)[bounds[:-1]]
+    held = (total - np.repeat(before, np.diff(bounds))).round(9)
     unit = PER_RANK if activation_bytes is None else "bytes"
     return [
-        Counter(ACTIVATIONS, rank, times[first:last], (total[first + 1 : last + 1] - total[first]).round(9), unit)
-        for rank, (first, last) in enumerate(pairwise((schedule.offsets * per_action).tolist()))
+        Counter(ACTIVATIONS, rank, times[first:last], held[first:last], unit)
+        for rank, (first, last) in enumerate(pairwise(bounds.tolist()))
         if first < last
     ]

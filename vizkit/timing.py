@@ -68,6 +68,7 @@ def run_ranks(schedule: Schedule, costs: Costs) -> Times:
     wire, latency, blocking = costs.wire_ns.tolist(), costs.latency_ns, costs.blocking_sends
     size = len(needs)
     start, end, ready = [0] * size, [0] * size, [_NOT_YET] * size
+    ready.append(0)  # found at −1: what needs no input has it from the beginning
     pairs = set((np.flatnonzero(schedule.joined) - 1).tolist())
     bounds = list(pairwise(schedule.offsets.tolist()))
     positions, clocks = [first for first, _ in bounds], [0] * len(bounds)
@@ -78,11 +79,11 @@ def run_ranks(schedule: Schedule, costs: Costs) -> Times:
     def run_pair(i: int, now: int) -> int:
         """Both actions of an overlapped cell, whose outputs leave together; returns when the rank may go on."""
         if costs.overlap_ns >= 0:
-            start[i] = start[i + 1] = max([now, *(ready[needs[k]] for k in (i, i + 1) if needs[k] >= 0)])
+            start[i] = start[i + 1] = max(now, ready[needs[i]], ready[needs[i + 1]])
             end[i] = end[i + 1] = start[i] + costs.overlap_ns
         else:
             for k in (i, i + 1):
-                start[k] = max(now, ready[needs[k]]) if needs[k] >= 0 else now
+                start[k] = max(now, ready[needs[k]])
                 now = end[k] = start[k] + duration[k]
         done = now = end[i + 1]
         for k in (i, i + 1):
@@ -95,25 +96,24 @@ def run_ranks(schedule: Schedule, costs: Costs) -> Times:
                 runnable.append(waiting.pop(k))
         return now
 
+    not_yet, wake = _NOT_YET, runnable.append
     while runnable:
         rank = runnable.pop()
         i, stop, now = positions[rank], bounds[rank][1], clocks[rank]
         while i < stop:
-            needed = needs[i]
-            if needed >= 0:
-                there = ready[needed]
-                if there == _NOT_YET:
-                    waiting[needed] = rank
-                    break
-                if there > now and i not in pairs:
-                    now = there
+            there = ready[needs[i]]
+            if there == not_yet:
+                waiting[needs[i]] = rank
+                break
             if i in pairs:
-                if needs[i + 1] >= 0 and ready[needs[i + 1]] == _NOT_YET:
+                if ready[needs[i + 1]] == not_yet:
                     waiting[needs[i + 1]] = rank
                     break
                 now = run_pair(i, now)
                 i += 2
                 continue
+            if there > now:
+                now = there
             start[i] = now
             now += duration[i]
             end[i] = now
@@ -127,11 +127,11 @@ def run_ranks(schedule: Schedule, costs: Costs) -> Times:
                 if blocking:
                     now = arrived
             if i in waiting:
-                runnable.append(waiting.pop(i))
+                wake(waiting.pop(i))
             i += 1
         positions[rank], clocks[rank] = i, now
     finished = all(position == stop for position, (_, stop) in zip(positions, bounds, strict=True))
-    return Times(np.array(start), np.array(end), np.array(ready), finished)
+    return Times(np.array(start), np.array(end), np.array(ready[:-1]), finished)
 
 
 def run_fronts(schedule: Schedule, costs: Costs, narrow: int = 0) -> Times | None:
