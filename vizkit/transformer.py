@@ -107,6 +107,11 @@ class Transformer:
     def feed_forward_width(self) -> int:
         return 4 * self.hidden if self.ffn_hidden is None else self.ffn_hidden
 
+    @property
+    def expert_width(self) -> int:
+        """Width of one expert, or of the feed-forward part without a mixture."""
+        return (self.experts.ffn_hidden if self.experts else None) or self.feed_forward_width
+
     def num_params(self, active: bool = False) -> int:
         """How many parameters; with `active`, only those that one token uses (mixture of experts).
 
@@ -131,9 +136,7 @@ class Transformer:
 
     def expert_params(self) -> int:
         """Parameters of one expert, or of the feed-forward part without a mixture."""
-        experts = self.experts
-        width = (experts.ffn_hidden if experts else None) or self.feed_forward_width
-        into = 2 if self.gated else 1
+        width, into = self.expert_width, 2 if self.gated else 1
         return (into + 1) * self.hidden * width + self.bias * (into * width + self.hidden)
 
     def feed_forward_params(self, active: bool = False) -> int:
@@ -166,7 +169,7 @@ class Transformer:
         """Operations of one token in one layer, forward."""
         matrices = self.hidden * (2 * self.hidden + 2 * self.key_value_width)
         experts, into = self.experts, 3 if self.gated else 2
-        width = (experts.ffn_hidden if experts else None) or self.feed_forward_width
+        width = self.expert_width
         visited = experts.top_k + experts.shared if experts else 1
         matrices += visited * into * self.hidden * width + (self.hidden * experts.count if experts else 0)
         return 2 * matrices + self.scores_flops()

@@ -263,7 +263,7 @@ def as_torch(model: Transformer) -> nn.Module:
     parts += [norm()] * model.final_norm
     for _ in range(model.num_layers):
         parts += [norm(), norm(), linear(h, h), linear(h, kv), linear(h, kv), linear(h, h)]
-        width = (experts.ffn_hidden if experts else None) or model.feed_forward_width
+        width = model.expert_width
         parts += [feed_forward(width) for _ in range(experts.count + experts.shared if experts else 1)]
         parts += [nn.Linear(h, experts.count, bias=False)] if experts else []
     return nn.ModuleList(parts)

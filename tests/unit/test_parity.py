@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,9 +71,16 @@ def test_tolerances_are_those_of_torch(dtype: torch.dtype, value: float, off: fl
     (torch.ones(0), torch.ones(0), True),
     (1.0000001, 1.0, True),
     (1.01, 1.0, False),
+    (np.float64(1.000001), 1.0, True),
+    (torch.tensor(1.000001, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64), False),
+    (torch.tensor([1 + 1j]), torch.tensor([1 + 1j]), True),
+    (torch.tensor([1 + 1j]), torch.tensor([1 - 1j]), False),
 ])  # fmt: skip
 def test_special_values(actual: object, expected: object, holds: bool) -> None:
-    """NaN equals nothing, infinity itself; whole numbers have to be equal; a Python number has float32's tolerance."""
+    """NaN equals nothing, infinity itself; whole numbers have to be equal; imaginary parts count.
+
+    A float of Python or numpy has float32's tolerance, a tensor its dtype's.
+    """
     assert parity([{"x": actual}], {"x": expected}).holds is holds
 
 

@@ -107,7 +107,7 @@ def _sharded(model: Transformer) -> int:
     """Bytes a token in a layer that tensor parallelism shards: queries, keys, values, context, feed-forward; 24h."""
     attention = 2 * model.hidden + 2 * model.key_value_width
     experts = model.experts
-    width = (experts.ffn_hidden if experts else None) or model.feed_forward_width
+    width = model.expert_width
     kept = (
         4 if model.gated else 2
     ) * width  # into and out of the activation; gated: also the other factor, and the product

@@ -64,7 +64,8 @@ class Parity:
 
     def __str__(self) -> str:
         names = len({difference.name for difference in self.differences})
-        counted = f"{names} value{'s' * (names != 1)} on {len({d.rank for d in self.differences})} ranks"
+        ranks = len({difference.rank for difference in self.differences})
+        counted = f"{names} value{'s' * (names != 1)} on {ranks} rank{'s' * (ranks != 1)}"
         wrong = [difference for difference in self.differences if not difference.holds]
         lines = [f"equal to one process: {counted}" if self.holds else f"not equal to one process: {counted} compared"]
         if self.missing:
@@ -123,7 +124,7 @@ def _named(values: Values, path: str = "") -> Iterator[tuple[str, torch.Tensor]]
     elif isinstance(values, Sequence) and not isinstance(values, str):
         items = enumerate(values)
     elif isinstance(values, (torch.Tensor, Number)) or hasattr(values, "__array__"):
-        yield path or "result", torch.as_tensor(values).detach().cpu()
+        yield path or "result", _as_tensor(values)
         return
     else:
         raise InvalidInputError.because(
@@ -131,6 +132,12 @@ def _named(values: Values, path: str = "") -> Iterator[tuple[str, torch.Tensor]]
         )
     for key, value in items:
         yield from _named(value, f"{path}.{key}" if path else str(key))
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    """A float of Python or numpy counts as float32: what it was computed in is forgotten, float64 would ask too much."""
+    tensor = torch.tensor(float(value)) if isinstance(value, float) else torch.as_tensor(value).detach().cpu()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _difference(
@@ -141,10 +148,8 @@ def _difference(
             name, tuple(value.shape), f"on rank {rank}, and {tuple(expected.shape)} in the reference", "gather it first"
         )
     dtype = value.dtype
-    # a Python number has the precision of what it was computed in, which nobody knows: take float32's
-    loosest = torch.float32 if dtype is torch.float64 and value.ndim == 0 else dtype
-    relative = RELATIVE.get(loosest, 0.0) if rtol is None else rtol
-    absolute = ABSOLUTE.get(loosest, 0.0) if atol is None else atol
+    relative = RELATIVE.get(dtype, 0.0) if rtol is None else rtol
+    absolute = ABSOLUTE.get(dtype, 0.0) if atol is None else atol
     a, b = value.double().flatten(), expected.double().flatten()
     gap = torch.where(a == b, 0.0, (a - b).abs())
     allowed = absolute + relative * b.abs()
