@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from vizkit.errors import InvalidInputError
+from vizkit.sizes import divides, whole_number
 
 
 class Recompute(enum.StrEnum):
@@ -45,9 +46,9 @@ class Experts:
     shared: int = 0
 
     def __post_init__(self) -> None:
-        positive("count", self.count)
+        whole_number("count", self.count)
         if self.ffn_hidden is not None:
-            positive("ffn_hidden", self.ffn_hidden)
+            whole_number("ffn_hidden", self.ffn_hidden)
         if isinstance(self.shared, bool) or not isinstance(self.shared, int) or self.shared < 0:
             raise InvalidInputError.because("shared", self.shared, "must be a whole number, at least 0", "use shared=0")
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or not 1 <= self.top_k <= self.count:
@@ -86,10 +87,10 @@ class Transformer:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "heads", "vocab", "seq"):
-            positive(name, getattr(self, name))
+            whole_number(name, getattr(self, name))
         for name in ("kv_heads", "ffn_hidden"):
             if getattr(self, name) is not None:
-                positive(name, getattr(self, name))
+                whole_number(name, getattr(self, name))
         divides("hidden", self.hidden, "heads", self.heads)
         divides("heads", self.heads, "kv_heads", self.key_value_heads)
 
@@ -159,7 +160,8 @@ class Transformer:
             Recompute.FULL: self.layer_flops(),
         }[Recompute.parse(recompute)]
         logits = 2 * self.hidden * self.vocab
-        return positive("batch", batch) * self.seq * (self.num_layers * (3 * self.layer_flops() + again) + 3 * logits)
+        tokens = whole_number("batch", batch) * self.seq
+        return tokens * (self.num_layers * (3 * self.layer_flops() + again) + 3 * logits)
 
     def scores_flops(self) -> int:
         """Operations of one token's attention scores and of the values that they weigh, in one layer, forward."""
@@ -176,19 +178,3 @@ class Transformer:
 
     def _norm(self) -> int:
         return self.hidden * (1 if self.rms_norm else 2)
-
-
-def positive(name: str, value: int) -> int:
-    """`value`, or `InvalidInputError` where it is not a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInputError.because(name, value, "must be a whole number, at least 1", f"use {name}=1 or more")
-    return value
-
-
-def divides(name: str, value: int, by: str, divisor: int) -> None:
-    """Raises `InvalidInputError`, with the nearest divisors, where `divisor` does not divide `value`."""
-    if value % divisor:
-        below = next(d for d in range(divisor, 0, -1) if value % d == 0)
-        above = next((d for d in range(divisor, value + 1) if value % d == 0), None)
-        nearest = " or ".join(f"{by}={d}" for d in (below, above) if d)
-        raise InvalidInputError.because(by, divisor, f"does not divide {name}={value}", f"use {nearest}")

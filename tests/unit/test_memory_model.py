@@ -84,7 +84,7 @@ class TestModelStates:
     @pytest.mark.parametrize("arguments, message", [
         ({"num_params": -1}, "num_params=-1: must be finite and not negative; use 7.5e9 or such"),
         ({"num_params": math.nan}, "num_params=nan: must be finite and not negative; use 7.5e9 or such"),
-        ({"num_params": 1, "dp": 0}, "dp=0: must be a whole number, at least 1; use dp=1 for one replica"),
+        ({"num_params": 1, "dp": 0}, "dp=0: must be a whole number, at least 1; use dp=1"),
         ({"num_params": 1, "zero_stage": 4}, "zero_stage=4: must be 0, 1, 2 or 3; use 0 for plain replicas"),
         ({"num_params": 1, "precision": "fp4"},
          f"precision='fp4': is not a known precision; use one of {', '.join(PRECISIONS)}"),
@@ -152,8 +152,8 @@ class TestTransformer:
     @pytest.mark.parametrize("sizes, message", [
         ({"heads": 5}, "heads=5: does not divide hidden=16; use heads=4 or heads=8"),
         ({"kv_heads": 3}, "kv_heads=3: does not divide heads=4; use kv_heads=2 or kv_heads=4"),
-        ({"num_layers": 0}, "num_layers=0: must be a whole number, at least 1; use num_layers=1 or more"),
-        ({"hidden": 16.0}, "hidden=16.0: must be a whole number, at least 1; use hidden=1 or more"),
+        ({"num_layers": 0}, "num_layers=0: must be a whole number, at least 1; use num_layers=1"),
+        ({"hidden": 16.0}, "hidden=16.0: must be a whole number, at least 1; use hidden=16"),
     ])  # fmt: skip
     def test_what_it_refuses(self, sizes, message):
         with pytest.raises(vk.InvalidInputError) as caught:

@@ -67,7 +67,7 @@ def test_parameters_are_the_default_cost() -> None:
     ("num_stages", "costs", "message"),
     [
         (3, None, "num_stages=3: there are only 2 layers, and each stage needs one; use num_stages=2 or fewer, or a"),
-        (0, None, "num_stages=0: must be a whole number, at least 1; use 1 or more"),
+        (0, None, "num_stages=0: must be a whole number, at least 1; use num_stages=1"),
         (2, [1], "costs=[1]: must be 2 numbers, finite and not negative: one for each layer; leave it out to balance"),
         (2, [1, -1], "costs=[1, -1]: must be 2 numbers, finite and not negative: one for each layer"),
         (2, [1, float("nan")], "costs=[1, nan]: must be 2 numbers, finite and not negative: one for each layer"),

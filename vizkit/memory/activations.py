@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vizkit.errors import InvalidInputError
-from vizkit.transformer import Recompute, Transformer, divides, positive
+from vizkit.sizes import divides, whole_number
+from vizkit.transformer import Recompute, Transformer
 from vizkit.units import bytes_text
 
 NUMBER_BYTES, MASK_BYTES = 2, 1
@@ -77,7 +78,7 @@ def activations(
         ("pp", pp),
         ("stages_per_rank", stages_per_rank),
     ):
-        positive(name, value)
+        whole_number(name, value)
     divides("heads", model.heads, "tp", tp)
     divides("seq", model.seq, "cp", cp)
     divides("num_layers", model.num_layers, "pp", pp)
@@ -93,7 +94,7 @@ def activations(
     else:
         scores = 0.0 if way is Recompute.SELECTIVE else _scores(model, dropout) * tokens
         layer = tokens * (_whole(model, dropout) / whole + _sharded(model) / tp) + scores / tp
-    microbatches = positive("num_microbatches", pp if num_microbatches is None else num_microbatches)
+    microbatches = whole_number("num_microbatches", pp if num_microbatches is None else num_microbatches)
     in_flight = IN_FLIGHT[schedule](pp, microbatches, stages_per_rank)
     return Activations(layer, model.num_layers / pp, in_flight)
 

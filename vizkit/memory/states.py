@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vizkit.errors import InvalidInputError
+from vizkit.sizes import whole_number
 from vizkit.units import bytes_text
 
 
@@ -84,8 +85,7 @@ def model_states(
         raise InvalidInputError.because(
             "num_params", num_params, "must be finite and not negative", "use 7.5e9 or such"
         )
-    if isinstance(dp, bool) or not isinstance(dp, int) or dp < 1:
-        raise InvalidInputError.because("dp", dp, "must be a whole number, at least 1", "use dp=1 for one replica")
+    dp = whole_number("dp", dp)
     if zero_stage not in (0, 1, 2, 3) or isinstance(zero_stage, bool):
         raise InvalidInputError.because("zero_stage", zero_stage, "must be 0, 1, 2 or 3", "use 0 for plain replicas")
     per = precision_of(precision)

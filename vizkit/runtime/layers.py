@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from torch import nn
 
 from vizkit.errors import InvalidInputError
+from vizkit.sizes import whole_number
 
 
 def split_layers(
@@ -27,8 +28,7 @@ def split_layers(
     [['Linear', 'ReLU'], ['Linear', 'ReLU', 'Linear']]
     """
     modules = list(layers)
-    if isinstance(num_stages, bool) or not isinstance(num_stages, int) or num_stages < 1:
-        raise InvalidInputError.because("num_stages", num_stages, "must be a whole number, at least 1", "use 1 or more")
+    num_stages = whole_number("num_stages", num_stages)
     if num_stages > len(modules):
         raise InvalidInputError.because(
             "num_stages",

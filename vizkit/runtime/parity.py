@@ -135,7 +135,7 @@ def _named(values: Values, path: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
-    """A float of Python or numpy counts as float32: what it was computed in is forgotten, float64 would ask too much."""
+    """A float of Python or numpy counts as float32: what it was computed in is forgotten, float64 asks too much."""
     tensor = torch.tensor(float(value)) if isinstance(value, float) else torch.as_tensor(value).detach().cpu()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 

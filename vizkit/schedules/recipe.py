@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
-
-import numpy as np
 
 from vizkit.errors import InvalidInputError
 from vizkit.schedules.schedule import Schedule
+from vizkit.sizes import whole_number
 
 Builder = Callable[[int, int, int], Schedule]
 """Takes num_ranks, num_microbatches, stages_per_rank, which keep the recipe's rules."""
@@ -51,8 +49,8 @@ class Recipe:
 
     def build(self, num_ranks: int, num_microbatches: int, stages_per_rank: int | None = None) -> Schedule:
         """The schedule; raises `InvalidInputError` for sizes that it does not have, with the nearest that it has."""
-        ranks, microbatches = _size("num_ranks", num_ranks), _size("num_microbatches", num_microbatches)
-        local = self.stages_per_rank if stages_per_rank is None else _size("stages_per_rank", stages_per_rank)
+        ranks, microbatches = whole_number("num_ranks", num_ranks), whole_number("num_microbatches", num_microbatches)
+        local = self.stages_per_rank if stages_per_rank is None else whole_number("stages_per_rank", stages_per_rank)
         if self.fixed_stages and local != self.stages_per_rank:
             raise InvalidInputError.because(
                 "stages_per_rank",
@@ -86,23 +84,6 @@ class Recipe:
         """The first rule that these sizes break, or None."""
         broken = self.rank_rule(num_ranks) if self.rank_rule else None
         return broken or (self.rule(num_ranks, num_microbatches, stages_per_rank) if self.rule else None)
-
-
-def _size(name: str, value: object) -> int:
-    """A whole number, at least 1, of Python or of numpy."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise InvalidInputError.because(
-            name, value, "must be a whole number, at least 1", f"use {name}={_whole(value)}"
-        )
-    return int(value)
-
-
-def _whole(value: Any) -> int:
-    """The whole number that somebody who gave this may have meant."""
-    try:
-        return max(int(value), 1)
-    except (TypeError, ValueError, OverflowError):
-        return 1
 
 
 def _nearest(value: int, works: Callable[[int], bool], scale: int = 1) -> str:
