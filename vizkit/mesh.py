@@ -1,0 +1,182 @@
+"""A device mesh as data: ranks in a grid whose axes are named, and the groups that speak along each axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from vizkit.errors import InvalidInputError
+from vizkit.sizes import whole_number
+
+
+class Mesh:
+    """`Mesh(dp=2, tp=4)`: 8 ranks, the last axis varies fastest, as in `torch.distributed.init_device_mesh`.
+
+    `names` and `sizes` are the axes, outermost first; an axis of size 1 is fine. Raises `InvalidInputError` without an
+    axis and for sizes below 1.
+
+    >>> mesh = Mesh(dp=2, tp=4)
+    >>> mesh.world_size, mesh.groups("tp"), mesh.coordinates(6)
+    (8, [(0, 1, 2, 3), (4, 5, 6, 7)], {'dp': 1, 'tp': 2})
+    """
+
+    __slots__ = ("names", "sizes")
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __init__(self, **axes: int) -> None:
+        if not axes:
+            raise InvalidInputError.because("axes", axes, "a mesh has at least one axis", "use Mesh(dp=4)")
+        object.__setattr__(self, "names", tuple(axes))
+        object.__setattr__(self, "sizes", tuple(whole_number(name, size) for name, size in axes.items()))
+
+    @classmethod
+    def of(cls, mesh: Mesh | object) -> Mesh:
+        """The mesh itself, or the axes of a `torch.distributed.DeviceMesh`, which counts ranks row by row.
+
+        Raises `InvalidInputError` for anything else, and for a device mesh without names or with ranks in other order.
+        """
+        if isinstance(mesh, Mesh):
+            return mesh
+        ranks, names = getattr(mesh, "mesh", None), getattr(mesh, "mesh_dim_names", None)
+        if ranks is None or not names:
+            raise InvalidInputError.because(
+                "mesh",
+                type(mesh).__name__,
+                "must be a vk.Mesh or a DeviceMesh with mesh_dim_names",
+                "use vk.Mesh(dp=4)",
+            )
+        found = np.asarray(ranks.tolist())
+        if found.ravel().tolist() != list(range(found.size)):
+            raise InvalidInputError.because(
+                "mesh", found.tolist(), f"must hold ranks 0 to {found.size - 1}, row by row", "use init_device_mesh"
+            )
+        return cls(**dict(zip(names, found.shape, strict=True)))
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Size by name, outermost first."""
+        return dict(zip(self.names, self.sizes, strict=True))
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """All ranks, in the shape of the mesh."""
+        return np.arange(self.world_size).reshape(self.sizes)
+
+    def size(self, axis: str) -> int:
+        """Ranks along an axis; raises `InvalidInputError` for an unknown one."""
+        return self.sizes[self._position(axis)]
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on each axis; raises `InvalidInputError` for a rank outside."""
+        if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < self.world_size:
+            raise InvalidInputError.because(
+                "rank", rank, f"{self} has ranks 0 to {self.world_size - 1}", f"use {self.world_size - 1} at most"
+            )
+        return dict(zip(self.names, (int(place) for place in np.unravel_index(rank, self.sizes)), strict=True))
+
+    def rank(self, **coordinates: int) -> int:
+        """The rank at these coordinates; an axis that is not given counts as 0.
+
+        >>> Mesh(dp=2, tp=4).rank(dp=1, tp=2)
+        6
+        """
+        places = [0] * len(self.sizes)
+        for axis, place in coordinates.items():
+            position = self._position(axis)
+            if isinstance(place, bool) or not 0 <= place < self.sizes[position]:
+                raise InvalidInputError.because(
+                    axis, place, f"{self} has places 0 to {self.sizes[position] - 1} there", f"use {axis}=0"
+                )
+            places[position] = place
+        return int(np.ravel_multi_index(places, self.sizes))
+
+    def groups(self, *axes: str) -> list[tuple[int, ...]]:
+        """The groups of ranks that differ only along these axes, each in the order of ranks.
+
+        >>> Mesh(dp=2, tp=2).groups("dp"), Mesh(dp=2, tp=2).groups("dp", "tp")
+        ([(0, 2), (1, 3)], [(0, 1, 2, 3)])
+        """
+        along = [self._position(axis) for axis in axes]
+        across = [position for position in range(len(self.sizes)) if position not in along]
+        moved = self.ranks.transpose(across + sorted(along))
+        size = math.prod(self.sizes[position] for position in along)
+        return [tuple(row) for row in moved.reshape(-1, size).tolist()]
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The ranks that `rank` speaks with along an axis, itself among them."""
+        places: list[int | slice] = list(self.coordinates(rank).values())
+        places[self._position(axis)] = slice(None)
+        return tuple(self.ranks[tuple(places)].tolist())
+
+    def axis_of(self, members: Sequence[int]) -> str:
+        """Along which axis these ranks speak: its name, several joined by "×", or "" where they follow none.
+
+        Axes of size 1 are left out; one rank alone speaks along none.
+
+        >>> mesh = Mesh(dp=2, tp=2)
+        >>> mesh.axis_of([1, 3]), mesh.axis_of([0, 1, 2, 3]), mesh.axis_of([0, 3])
+        ('dp', 'dp×tp', '')
+        """
+        places = np.array(np.unravel_index(sorted(members), self.sizes)).T
+        differing = [p for p in range(len(self.sizes)) if len(places) and (places[:, p] != places[0, p]).any()]
+        if not differing or len(set(members)) != math.prod(self.sizes[p] for p in differing):
+            return ""
+        return "×".join(self.names[p] for p in differing)
+
+    def check_world_size(self, world_size: int) -> None:
+        """Raises `InvalidInputError` where the mesh does not hold exactly these ranks.
+
+        >>> Mesh(dp=3, tp=2).check_world_size(8)
+        Traceback (most recent call last):
+        vizkit.errors.InvalidInputError: world_size=8: Mesh(dp=3, tp=2) needs 3 × 2 = 6 ranks; use world_size=6, or ...
+        """
+        if world_size != self.world_size:
+            product = " × ".join(map(str, self.sizes))
+            fits = " or ".join(f"{mesh}" for mesh in self._nearest(world_size))
+            raise InvalidInputError.because(
+                "world_size",
+                world_size,
+                f"{self} needs {product}{f' = {self.world_size}' * (len(self.sizes) > 1)} ranks",
+                f"use world_size={self.world_size}, or {fits}",
+            )
+
+    def _nearest(self, world_size: int) -> Iterator[Mesh]:
+        """Meshes of `world_size` ranks that differ from this one in a single axis, or put all on the outermost axis."""
+        for position, name in reversed(list(enumerate(self.names))):
+            others = self.world_size // self.sizes[position]
+            if world_size > 0 and world_size % others == 0:
+                yield Mesh(**{**self.axes, name: world_size // others})
+                return
+        yield Mesh(**{name: max(world_size, 1) if name == self.names[0] else 1 for name in self.names})
+
+    def _position(self, axis: str) -> int:
+        if axis not in self.names:
+            raise InvalidInputError.because("axis", axis, f"{self} has no such axis", f"use {' or '.join(self.names)}")
+        return self.names.index(axis)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Mesh does not change; make another: Mesh({name}=...)")
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return _made, (self.axes,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and (self.names, self.sizes) == (other.names, other.sizes)
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.sizes))
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
+
+
+def _made(axes: dict[str, int]) -> Mesh:
+    return Mesh(**axes)
