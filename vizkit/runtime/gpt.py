@@ -21,7 +21,7 @@ _OTHERS = {"gated": False, "rms_norm": False, "learned_positions": True, "expert
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of the tokens so far: for each layer two tensors of shape (batch, heads here, tokens, head width).
+    """Keys and values of the tokens so far: two tensors a layer, of shape (batch, heads here, tokens, head width).
 
     >>> cache = KeyValueCache()
     >>> _ = GPT(TINY)(torch.zeros(1, 5, dtype=torch.int64), cache)
