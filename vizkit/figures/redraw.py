@@ -36,8 +36,8 @@ def redraw(widget: go.FigureWidget, before: dict[str, Any], after: dict[str, Any
     widget.add_traces(after["data"])
 
 
-def _place(trace: dict[str, Any]) -> tuple[str, ...]:
-    return (trace["type"], trace["name"], trace["yaxis"])
+def _place(trace: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(trace.get(key) for key in ("type", "name", "xaxis", "yaxis"))
 
 
 def _assign(target: Any, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from vizkit.widgets.pipeline_explorer import PipelineExplorer, pipeline_explorer
 from vizkit.widgets.player import Player, player
+from vizkit.widgets.what_if import Explorer, explorer
 
-__all__ = ["PipelineExplorer", "Player", "pipeline_explorer", "player"]
+__all__ = ["Explorer", "PipelineExplorer", "Player", "explorer", "pipeline_explorer", "player"]

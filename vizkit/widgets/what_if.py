@@ -1,0 +1,105 @@
+"""What if: controls, and below them what a function says and draws for their values."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import ipywidgets
+
+from vizkit.errors import InvalidInputError
+from vizkit.figures.redraw import json_of, redraw, widget_of
+from vizkit.widgets.player import PLOTLY_MIME_TYPE
+
+STYLE, LAYOUT = {"description_width": "11em"}, {"width": "27em"}
+
+
+class HasFigure(Protocol):
+    """A `plotly.graph_objects.Figure`."""
+
+    def to_plotly_json(self) -> dict[str, Any]: ...
+
+
+Answer = str | HasFigure | tuple[HasFigure, str]
+
+
+def explorer(draw: Callable[..., Answer], /, **controls: Any) -> Explorer:
+    """Controls for the arguments of `draw`, and what it returns for them: a text, a figure, or both.
+
+    Each control is what `ipywidgets.interact` takes: a number, (least, most) or (least, most, step), a list of choices,
+    a bool, or a widget of your own. `draw` is called with their values at each change; an `InvalidInputError` that it
+    raises shows as a message, and what was shown before stays. Needs a kernel to answer; a saved notebook has the
+    first answer. Raises `InvalidInputError` without controls, for one that interact does not take, and where `draw`
+    refuses the values to begin with.
+
+    >>> view = explorer(lambda ranks, bucket: f"{ranks} ranks, {bucket} MB", ranks=(1, 8), bucket=[1, 25])
+    >>> view.controls["bucket"].value = 25
+    >>> view.words
+    '4 ranks, 25 MB'
+    """
+    if not controls:
+        raise InvalidInputError.because(
+            "controls", controls, "an explorer needs something to move", "give explorer(draw, ranks=(1, 8))"
+        )
+    return Explorer(draw, {name: _control(name, given) for name, given in controls.items()})
+
+
+class Explorer(ipywidgets.VBox):
+    """`controls` by name, `picture` (None where nothing is drawn), `summary` and `message` are its parts."""
+
+    def __init__(self, draw: Callable[..., Answer], controls: Mapping[str, ipywidgets.Widget]) -> None:
+        self.controls = dict(controls)
+        self._draw = draw
+        self._drawn, self.words = self._answer()
+        self.picture = widget_of(self._drawn) if self._drawn else None
+        self.summary = ipywidgets.HTML(_preformatted(self.words))
+        self.message = ipywidgets.HTML("")
+        for control in self.controls.values():
+            control.observe(self._changed, "value")
+        box = ipywidgets.Box(list(self.controls.values()), layout={"flex_flow": "row wrap"})
+        super().__init__([box, self.message, self.summary, *([self.picture] if self.picture else [])])
+
+    def _answer(self) -> tuple[dict[str, Any], str]:
+        answer = self._draw(**{name: control.value for name, control in self.controls.items()})
+        figure, words = answer if isinstance(answer, tuple) else (answer, "")
+        if isinstance(figure, str):
+            return {}, figure
+        picture = figure.to_plotly_json()
+        return {"data": picture["data"], "layout": picture["layout"]}, words
+
+    def _changed(self, _: dict[str, Any]) -> None:
+        try:
+            drawn, self.words = self._answer()
+        except InvalidInputError as refusal:
+            self.message.value = f'<span role="alert"><b>Not drawn:</b> {html.escape(str(refusal))}</span>'
+            return
+        self.message.value = ""
+        self.summary.value = _preformatted(self.words)
+        if self.picture is not None:
+            redraw(self.picture, self._drawn, drawn)
+            self._drawn = drawn
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget, and what shows where no kernel answers: the words, and the picture for Plotly's renderer."""
+        shown = {
+            **super()._repr_mimebundle_(**kwargs),
+            "text/plain": self.words,
+            "text/html": _preformatted(self.words),
+        }
+        return {**shown, PLOTLY_MIME_TYPE: json_of(self._drawn)} if self._drawn else shown
+
+
+def _control(name: str, given: Any) -> ipywidgets.Widget:
+    control = given if isinstance(given, ipywidgets.Widget) else ipywidgets.interactive.widget_from_abbrev(given)
+    if control is None or not hasattr(control, "value"):
+        raise InvalidInputError.because(
+            name, given, "is no control", "use (least, most), (least, most, step), a list, a number or a widget"
+        )
+    control.description = control.description or name.replace("_", " ")
+    control.style, control.layout = STYLE, LAYOUT
+    return control
+
+
+def _preformatted(words: str) -> str:
+    return f'<pre style="white-space: pre-wrap; word-break: normal" role="status">{html.escape(words)}</pre>'
