@@ -51,7 +51,7 @@ _HOME_OF = {
     "StepResult": "runtime.pipeline",
     "split_layers": "runtime.layers",
     "parity": "runtime.parity",
-    "ledger": "ledger",
+    "ledger": "ledgers",
     "Layout": "layout",
     "track_memory": "runtime.tensor_memory",
     "mesh_map": "figures.mesh_map",
