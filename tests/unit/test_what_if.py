@@ -64,6 +64,12 @@ def test_a_saved_notebook_has_the_first_answer() -> None:
     assert bundle["application/vnd.plotly.v1+json"]["data"][0]["type"] == "bar"
 
 
+def test_defaults_are_where_controls_begin() -> None:
+    """As in `interact`."""
+    view = vk.widgets.explorer(lambda n=7, kind="ring": f"{n} {kind}", n=(1, 9), kind=["tree", "ring"])
+    assert view.words == "7 ring"
+
+
 def test_widgets_of_ones_own_keep_their_labels() -> None:
     """Where a widget has no label it gets the argument's name."""
     slider = ipywidgets.FloatLogSlider(value=10, min=-1, max=3, description="Gbit/s")

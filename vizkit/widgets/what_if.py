@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ def explorer(draw: Callable[..., Answer], /, **controls: Any) -> Explorer:
     """Controls for the arguments of `draw`, and what it returns for them: a text, a figure, or both.
 
     Each control is what `ipywidgets.interact` takes: a number, (least, most) or (least, most, step), a list of choices,
-    a bool, or a widget of your own. `draw` is called with their values at each change; an `InvalidInputError` that it
+    a bool, or a widget of your own; it begins at the argument's default, if there is one. `draw` is called with their values at each change; an `InvalidInputError` that it
     raises shows as a message, and what was shown before stays. Needs a kernel to answer; a saved notebook has the
     first answer. Raises `InvalidInputError` without controls, for one that interact does not take, and where `draw`
     refuses the values to begin with.
@@ -42,7 +43,9 @@ def explorer(draw: Callable[..., Answer], /, **controls: Any) -> Explorer:
         raise InvalidInputError.because(
             "controls", controls, "an explorer needs something to move", "give explorer(draw, ranks=(1, 8))"
         )
-    return Explorer(draw, {name: _control(name, given) for name, given in controls.items()})
+    parameters = inspect.signature(draw).parameters
+    defaults = {name: parameters[name].default if name in parameters else inspect.Parameter.empty for name in controls}
+    return Explorer(draw, {name: _control(name, given, defaults[name]) for name, given in controls.items()})
 
 
 class Explorer(ipywidgets.VBox):
@@ -90,8 +93,10 @@ class Explorer(ipywidgets.VBox):
         return {**shown, PLOTLY_MIME_TYPE: json_of(self._drawn)} if self._drawn else shown
 
 
-def _control(name: str, given: Any) -> ipywidgets.Widget:
-    control = given if isinstance(given, ipywidgets.Widget) else ipywidgets.interactive.widget_from_abbrev(given)
+def _control(name: str, given: Any, default: Any) -> ipywidgets.Widget:
+    control = (
+        given if isinstance(given, ipywidgets.Widget) else ipywidgets.interactive.widget_from_abbrev(given, default)
+    )
     if control is None or not hasattr(control, "value"):
         raise InvalidInputError.because(
             name, given, "is no control", "use (least, most), (least, most, step), a list, a number or a widget"
