@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 
 from vizkit.errors import InvalidInputError
 from vizkit.sizes import whole_number
 
+JOIN = "×"
+"""Between the names of axes along which a group speaks together."""
+
 
 class Mesh:
     """`Mesh(dp=2, tp=4)`: 8 ranks, the last axis varies fastest, as in `torch.distributed.init_device_mesh`.
 
     `names` and `sizes` are the axes, outermost first; an axis of size 1 is fine. Raises `InvalidInputError` without an
-    axis and for sizes below 1.
+    axis, for a name with "×", which joins names, and for sizes below 1.
 
     >>> mesh = Mesh(dp=2, tp=4)
     >>> mesh.world_size, mesh.groups("tp"), mesh.coordinates(6)
@@ -30,6 +34,9 @@ class Mesh:
     def __init__(self, **axes: int) -> None:
         if not axes:
             raise InvalidInputError.because("axes", axes, "a mesh has at least one axis", "use Mesh(dp=4)")
+        for name in axes:
+            if not name or JOIN in name:
+                raise InvalidInputError.because("axis", name, f"a name has letters and no {JOIN}", "use a name like dp")
         object.__setattr__(self, "names", tuple(axes))
         object.__setattr__(self, "sizes", tuple(whole_number(name, size) for name, size in axes.items()))
 
@@ -76,10 +83,7 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank stands on each axis; raises `InvalidInputError` for a rank outside."""
-        if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < self.world_size:
-            raise InvalidInputError.because(
-                "rank", rank, f"{self} has ranks 0 to {self.world_size - 1}", f"use {self.world_size - 1} at most"
-            )
+        self._check_rank(rank)
         return dict(zip(self.names, (int(place) for place in np.unravel_index(rank, self.sizes)), strict=True))
 
     def rank(self, **coordinates: int) -> int:
@@ -91,7 +95,7 @@ class Mesh:
         places = [0] * len(self.sizes)
         for axis, place in coordinates.items():
             position = self._position(axis)
-            if isinstance(place, bool) or not 0 <= place < self.sizes[position]:
+            if not _is_whole(place) or not 0 <= place < self.sizes[position]:
                 raise InvalidInputError.because(
                     axis, place, f"{self} has places 0 to {self.sizes[position] - 1} there", f"use {axis}=0"
                 )
@@ -99,14 +103,14 @@ class Mesh:
         return int(np.ravel_multi_index(places, self.sizes))
 
     def groups(self, *axes: str) -> list[tuple[int, ...]]:
-        """The groups of ranks that differ only along these axes, each in the order of ranks.
+        """The groups of ranks that differ only along these axes, each in the order of ranks; no axis: each alone.
 
         >>> Mesh(dp=2, tp=2).groups("dp"), Mesh(dp=2, tp=2).groups("dp", "tp")
         ([(0, 2), (1, 3)], [(0, 1, 2, 3)])
         """
-        along = [self._position(axis) for axis in axes]
+        along = sorted({self._position(axis) for axis in axes})
         across = [position for position in range(len(self.sizes)) if position not in along]
-        moved = self.ranks.transpose(across + sorted(along))
+        moved = self.ranks.transpose(across + along)
         size = math.prod(self.sizes[position] for position in along)
         return [tuple(row) for row in moved.reshape(-1, size).tolist()]
 
@@ -119,17 +123,19 @@ class Mesh:
     def axis_of(self, members: Sequence[int]) -> str:
         """Along which axis these ranks speak: its name, several joined by "×", or "" where they follow none.
 
-        Axes of size 1 are left out; one rank alone speaks along none.
+        Axes of size 1 are left out; one rank alone speaks along none. Raises `InvalidInputError` for a rank outside.
 
         >>> mesh = Mesh(dp=2, tp=2)
         >>> mesh.axis_of([1, 3]), mesh.axis_of([0, 1, 2, 3]), mesh.axis_of([0, 3])
         ('dp', 'dp×tp', '')
         """
-        places = np.array(np.unravel_index(sorted(members), self.sizes)).T
+        for rank in members:
+            self._check_rank(rank)
+        places = np.array(np.unravel_index(np.array(sorted(members), np.int64), self.sizes)).T
         differing = [p for p in range(len(self.sizes)) if len(places) and (places[:, p] != places[0, p]).any()]
         if not differing or len(set(members)) != math.prod(self.sizes[p] for p in differing):
             return ""
-        return "×".join(self.names[p] for p in differing)
+        return JOIN.join(self.names[p] for p in differing)
 
     def check_world_size(self, world_size: int) -> None:
         """Raises `InvalidInputError` where the mesh does not hold exactly these ranks.
@@ -138,24 +144,31 @@ class Mesh:
         Traceback (most recent call last):
         vizkit.errors.InvalidInputError: world_size=8: Mesh(dp=3, tp=2) needs 3 × 2 = 6 ranks; use world_size=6, or ...
         """
+        if not _is_whole(world_size) or world_size < 1:
+            raise InvalidInputError.because(
+                "world_size", world_size, "must be a whole number, at least 1", f"use world_size={self.world_size}"
+            )
         if world_size != self.world_size:
             product = " × ".join(map(str, self.sizes))
-            fits = " or ".join(f"{mesh}" for mesh in self._nearest(world_size))
             raise InvalidInputError.because(
                 "world_size",
                 world_size,
                 f"{self} needs {product}{f' = {self.world_size}' * (len(self.sizes) > 1)} ranks",
-                f"use world_size={self.world_size}, or {fits}",
+                f"use world_size={self.world_size}, or {self._nearest(world_size)}",
             )
 
-    def _nearest(self, world_size: int) -> Iterator[Mesh]:
-        """Meshes of `world_size` ranks that differ from this one in a single axis, or put all on the outermost axis."""
+    def _nearest(self, world_size: int) -> Mesh:
+        """A mesh of `world_size` ranks: with one axis of another size, else with all ranks on the outermost axis."""
         for position, name in reversed(list(enumerate(self.names))):
             others = self.world_size // self.sizes[position]
-            if world_size > 0 and world_size % others == 0:
-                yield Mesh(**{**self.axes, name: world_size // others})
-                return
-        yield Mesh(**{name: max(world_size, 1) if name == self.names[0] else 1 for name in self.names})
+            if world_size % others == 0:
+                return Mesh(**{**self.axes, name: world_size // others})
+        return Mesh(**{name: world_size if name == self.names[0] else 1 for name in self.names})
+
+    def _check_rank(self, rank: object) -> None:
+        if not _is_whole(rank) or not 0 <= rank < self.world_size:
+            last = self.world_size - 1
+            raise InvalidInputError.because("rank", rank, f"{self} has ranks 0 to {last}", f"use one from 0 to {last}")
 
     def _position(self, axis: str) -> int:
         if axis not in self.names:
@@ -163,7 +176,10 @@ class Mesh:
         return self.names.index(axis)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Mesh does not change; make another: Mesh({name}=...)")
+        raise AttributeError("a Mesh does not change; make another one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a Mesh does not change; make another one")
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return _made, (self.axes,)
@@ -176,6 +192,10 @@ class Mesh:
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _made(axes: dict[str, int]) -> Mesh:
