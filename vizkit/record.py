@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vizkit.lanes import Label, Lane
+from vizkit.memory_samples import MemorySamples
 from vizkit.trace import NONE, Clock, Counter, Span, SpanKind, Trace
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class RankRecord:
     end_wall_ns: int
     memory_wall_ns: tuple[int, ...] = ()
     memory_bytes: tuple[int, ...] = ()
+    tensors: MemorySamples | None = None
 
     @property
     def calls(self) -> Iterator[Call]:
@@ -174,6 +176,8 @@ def wall_trace(record: Record) -> Trace:
         if rank.memory_wall_ns:
             times = np.array(rank.memory_wall_ns, np.int64) - zero
             counters.append(Counter("memory", rank.rank, times, np.array(rank.memory_bytes, np.int64)))
+        if rank.tensors is not None:
+            counters += rank.tensors.counters(rank.rank, rank.tensors.wall_ns - zero)
     return Trace.from_spans(
         spans, clock=Clock.WALL, world_size=record.world_size, counters=counters, notes=dict(record.notes)
     )

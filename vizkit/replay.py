@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -130,7 +130,7 @@ class _Replay:
             spans,
             clock=Clock.VIRTUAL,
             world_size=self._record.world_size,
-            counters=[_memory(rank) for rank in self._ranks.values() if rank.record.memory_wall_ns],
+            counters=[counter for rank in self._ranks.values() for counter in _memory(rank)],
             notes=notes,
         )
 
@@ -262,9 +262,17 @@ def _what_is_missing(operation: _Operation, ranks: Mapping[int, _Rank]) -> tuple
     )
 
 
-def _memory(rank: _Rank) -> Counter:
+def _memory(rank: _Rank) -> Iterator[Counter]:
     """Memory samples, moved from the wall clock to where the same events lie on the virtual one."""
     record = rank.record
-    wall = [record.start_wall_ns, *(event.end_wall_ns for event in record.events), record.end_wall_ns]
-    times = np.interp(record.memory_wall_ns, np.maximum.accumulate(wall), rank.times_ns)
-    return Counter("memory", record.rank, times.astype(np.int64), np.array(record.memory_bytes, np.int64))
+    wall = np.maximum.accumulate(
+        [record.start_wall_ns, *(event.end_wall_ns for event in record.events), record.end_wall_ns]
+    )
+
+    def moved(wall_ns: Sequence[int] | np.ndarray) -> np.ndarray:
+        return np.asarray(np.interp(wall_ns, wall, rank.times_ns), np.int64)
+
+    if record.memory_wall_ns:
+        yield Counter("memory", record.rank, moved(record.memory_wall_ns), np.array(record.memory_bytes, np.int64))
+    if record.tensors is not None:
+        yield from record.tensors.counters(record.rank, moved(record.tensors.wall_ns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vizkit.metrics.memory import PeakMemory, peak_memory
 from vizkit.metrics.occupancy import Breakdown, Bubble, breakdown, bubble, peak_activations, utilisation
 from vizkit.metrics.waiting import Straggler, straggler
 from vizkit.metrics.wire import KindTraffic, Traffic, traffic, traffic_over_time
@@ -10,11 +11,13 @@ __all__ = [
     "Breakdown",
     "Bubble",
     "KindTraffic",
+    "PeakMemory",
     "Straggler",
     "Traffic",
     "breakdown",
     "bubble",
     "peak_activations",
+    "peak_memory",
     "straggler",
     "traffic",
     "traffic_over_time",

@@ -25,20 +25,32 @@ class WorkClock(Protocol):
     def work_ns(self, mark: Any) -> int:
         """Nanoseconds of work up to this mark; only differences mean something."""
 
+    def leave_out(self, work_ns: int) -> None:
+        """The work of this thread just done was vizkit's own, not the program's; read marks with a new `read`."""
+
     def wall_ns(self, mark: Any, host_ns: int) -> int:
         """When the mark was passed, on `CLOCK_MONOTONIC`; the host passed it at `host_ns`."""
 
 
 class CpuClock:
-    """The CPU time of the calling thread."""
+    """The CPU time of the calling thread, less what was left out."""
 
-    read = staticmethod(time.thread_time_ns)
+    def __init__(self) -> None:
+        self.read: Callable[[], int] = time.thread_time_ns
+        self._left_out_ns = 0
 
     def start(self) -> None:
         pass
 
     def settle(self) -> None:
         pass
+
+    def leave_out(self, work_ns: int) -> None:
+        self._left_out_ns += work_ns
+        self.read = self._read_less
+
+    def _read_less(self) -> int:
+        return time.thread_time_ns() - self._left_out_ns
 
     def work_ns(self, mark: int) -> int:
         return mark
@@ -67,6 +79,9 @@ class CudaClock:
 
     def settle(self) -> None:
         torch.cuda.synchronize()
+
+    def leave_out(self, work_ns: int) -> None:
+        pass  # the device works on meanwhile
 
     def work_ns(self, mark: torch.cuda.Event) -> int:
         return round(self._origin.elapsed_time(mark) * NS_PER_MS)

@@ -39,6 +39,7 @@ def rank_record(recorder: Recorder) -> RankRecord:
     raw = _on_one_thread(raw, recorder.thread, (start_wall, start), (end_wall, end))
     done = _completions(raw, recorder)
     memory = recorder.memory.samples if recorder.memory is not None else []
+    tracker = recorder.tensors
     return RankRecord(
         rank=recorder.rank,
         events=tuple(_events(raw, recorder, done)),
@@ -48,6 +49,7 @@ def rank_record(recorder: Recorder) -> RankRecord:
         end_wall_ns=end_wall,
         memory_wall_ns=tuple(wall for wall, _ in memory if wall >= recorder.started[0]),
         memory_bytes=tuple(value for wall, value in memory if wall >= recorder.started[0]),
+        tensors=None if tracker is None else tracker.samples(recorder.started[0], recorder.stopped[0]),
     )
 
 

@@ -21,6 +21,7 @@ from vizkit.trace import NONE, Role, SpanKind
 if TYPE_CHECKING:
     from vizkit.record import RankRecord
     from vizkit.runtime.board import Board
+    from vizkit.runtime.tensor_memory import TensorTracker
 
 CALL, WAIT, OPENED, CLOSED, BACKWARD_BEGAN, BACKWARD_ENDED = range(6)
 """Codes of raw events: tuples of code, thread, host time and work mark on entering and on leaving, and what they tell.
@@ -69,6 +70,7 @@ class Recorder:
         self.sources: dict[int, int] = {}
         self.device_works: dict[int, Any] = {}
         self.memory = MemorySampler(memory_reader(backend == "nccl")) if sample_memory else None
+        self.tensors: TensorTracker | None = None
         self.thread = get_ident()
         self._num_threads = len(live_threads)
         self.started: tuple[int, Any] = (0, None)
@@ -121,6 +123,7 @@ class Recorder:
         for table in (self.events, self.done_ns, self.sources, self.device_works, self._open, self._optimizer_depths):
             table.clear()
         self._backward_depth = 0
+        self.tensors = None
         self.stopped = None
         self.started = (monotonic_ns(), self.read_clock())
         self._sample_memory(self.started[0])
@@ -149,6 +152,8 @@ class Recorder:
         self.events.append((CALL, get_ident(), wall, mark, now, self.read_clock() if read_again else None, call))
         if self.memory is not None:
             self.memory.sample(now)
+        if self.tensors is not None:
+            self.tensors.look()
 
     def note_wait(self, calls: tuple[int, ...], wall: int, mark: Any) -> None:
         """The thread has waited for these calls since `wall`."""
@@ -159,6 +164,15 @@ class Recorder:
         self.done_ns[call] = monotonic_ns()
         if self.board is not None and slot != NONE:
             self.board.finished(slot)
+
+    @property
+    def is_in_backward(self) -> bool:
+        return bool(self._backward_depth)
+
+    def leave_out_own_time(self) -> None:
+        """From now on, what vizkit says to have spent itself (`clock.leave_out`) does not count as work."""
+        self.clock.leave_out(0)
+        self.read_clock = self.clock.read
 
     def is_crowded(self) -> bool:
         """Whether other threads of the user's program are alive, which may do what this one waits for."""
@@ -186,6 +200,8 @@ class Recorder:
         if self.memory is not None:
             self.memory.sample(wall)
         self.events.append((code, self.thread, wall, mark, wall, mark, told))
+        if self.tensors is not None:
+            self.tensors.look(True)
 
     def _sample_memory(self, now: int) -> None:
         if self.memory is not None:
@@ -216,10 +232,14 @@ class Recorder:
     def _begin_optimizer_step(self) -> None:
         is_labelled = bool(self._open) and self._open[-1] is SpanKind.OPTIMIZER
         self._optimizer_depths.append(NONE if is_labelled else self.open(_OPTIMIZER))
+        if is_labelled and self.tensors is not None:
+            self.tensors.look(True)
 
     def _end_optimizer_step(self) -> None:
         if self._optimizer_depths:
             self.close(self._optimizer_depths.pop())
+        if self.tensors is not None:
+            self.tensors.look(True)
 
 
 class _Current:
@@ -228,11 +248,17 @@ class _Current:
     recorder: Recorder | None = None
 
 
+def current_recorder() -> Recorder | None:
+    """The recorder of this process, if it is a rank, on the thread that it records."""
+    recorder = _Current.recorder
+    return recorder if recorder is not None and get_ident() == recorder.thread else None
+
+
 @contextmanager
 def unrecorded() -> Iterator[None]:
     """What happens inside is vizkit's own: a wait on the wall clock, and nothing on the virtual one."""
-    recorder = _Current.recorder
-    if recorder is None or get_ident() != recorder.thread:
+    recorder = current_recorder()
+    if recorder is None:
         yield
         return
     first, wall, mark = len(recorder.events), monotonic_ns(), recorder.read_clock()
