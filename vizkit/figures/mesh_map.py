@@ -1,0 +1,256 @@
+"""Which rank stands where on a mesh, and which groups it speaks in."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+
+from vizkit.figures.animation import add_frames
+from vizkit.figures.describe import counted, remember
+from vizkit.figures.mesh_grid import LABEL_PX, ROW_LABEL_PX, MeshGrid
+from vizkit.figures.theme import (
+    AXIS_STYLE,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    TEXT,
+    VERMILLION,
+    YELLOW,
+    base_layout,
+)
+from vizkit.mesh import Mesh
+
+GROUP_COLORS = (SKY_BLUE, VERMILLION, YELLOW, BLUE, ORANGE, GREEN, PURPLE)
+"""Light and dark in turn, so that neighbours differ without colour vision too."""
+MAX_NUMBERED_RANKS = 128
+MAX_LISTED_MEMBERS = 8
+MAX_SPELLED_COLUMNS = 10
+LINE_CHARACTERS, CAPTION_LINES = 84, 3
+WIDEST = 16.0
+FRAME_MS = 1_500
+CELL_PX, LARGE_SIDE_PX, HEADER_PX, CAPTION_PX = 62, 560, 98, 76
+
+
+def mesh_map(mesh: Mesh | object, colour_by: str | None = None, title: str | None = None) -> go.Figure:
+    """Ranks of a mesh, inner axes as cells and outer axes as blocks, coloured by group along one axis at a time.
+
+    The slider chooses the axis, and begins with `colour_by` or the innermost axis with more than one rank. `mesh` is a
+    `vizkit.Mesh` or a `DeviceMesh`. Up to 128 ranks each cell says rank and group, and lines join the ranks of a group;
+    above, the colours are left, and hovering says the rest. Raises `InvalidInputError` for an unknown axis.
+
+    >>> fig = mesh_map(Mesh(dp=2, tp=4), "tp")
+    >>> [step.label for step in fig.layout.sliders[0].steps], fig.data[0].text[0][:2].tolist()
+    (['dp: 4 groups of 2', 'tp: 2 groups of 4'], ['<b>0</b><br>group 0', '<b>1</b><br>group 0'])
+    """
+    mesh = Mesh.of(mesh)
+    shown = mesh.names.index(colour_by) if colour_by in mesh.names else _innermost(mesh)
+    if colour_by is not None:
+        mesh.size(colour_by)
+    grid = MeshGrid.of(mesh, WIDEST)
+    is_numbered = mesh.world_size <= MAX_NUMBERED_RANKS
+    pictures = [_picture(grid, axis, is_numbered) for axis in mesh.names]
+    cells, links = pictures[shown]
+    fig = go.Figure([{**_cells(grid), **cells}, *({**look, **links} for look in _LINKS)])
+    _lay_out(fig, grid, title, is_numbered)
+    fig.layout.annotations = [_caption(mesh, mesh.names[shown]), *grid.block_labels()]
+    frames = [
+        {
+            "name": f"{i}",
+            "data": [{"type": "heatmap", **cells}, *[{"type": "scatter", **links}] * len(_LINKS)],
+            "traces": [0, 1, 2],
+            "layout": {"annotations": [{"text": _caption(mesh, axis)["text"]}]},
+        }
+        for i, (axis, (cells, links)) in enumerate(zip(mesh.names, pictures, strict=True))
+    ]
+    labels = [f"{axis}: {_groups_text(mesh, axis)}" for axis in mesh.names]
+    add_frames(fig, frames, labels, redraw=True, frame_ms=FRAME_MS, shown=shown)
+    return remember(fig, _in_words(mesh))
+
+
+_LINKS = [
+    {
+        "type": "scatter", "mode": "lines+markers", "hoverinfo": "skip", "showlegend": False,
+        "line": {"color": color, "width": width}, "marker": {"size": size, "color": color},
+    }
+    for color, width, size in (("#1A1A1A", 4.5, 9), ("#FFFFFF", 1.5, 5))
+]  # fmt: skip
+"""A white line in a dark casing, seen on every colour and on both pages."""
+
+
+def _innermost(mesh: Mesh) -> int:
+    speaking = [position for position, size in enumerate(mesh.sizes) if size > 1]
+    return speaking[-1] if speaking else len(mesh.sizes) - 1
+
+
+def group_numbers(mesh: Mesh, axis: str) -> np.ndarray:
+    """By rank, the position of its group in `mesh.groups(axis)`.
+
+    >>> group_numbers(Mesh(dp=2, tp=2), "dp").tolist()
+    [0, 1, 0, 1]
+    """
+    numbers = np.empty(mesh.world_size, np.int64)
+    groups = np.array(mesh.groups(axis))
+    numbers[groups] = np.arange(len(groups))[:, None]
+    return numbers
+
+
+def _picture(grid: MeshGrid, axis: str, is_numbered: bool) -> tuple[dict[str, object], dict[str, object]]:
+    """What the two traces show for an axis: the cells' colours and texts, and the lines between a group's ranks."""
+    numbers = group_numbers(grid.mesh, axis)
+    shades = _on_grid(grid, (numbers % len(GROUP_COLORS)).astype(np.float32), np.nan)
+    if not is_numbered:
+        return {"z": shades}, {"x": [], "y": []}
+    word = "group" if len(grid.column_starts) <= MAX_SPELLED_COLUMNS else "g"
+    texts = np.array([f"<b>{rank}</b><br>{word} {number}" for rank, number in enumerate(numbers.tolist())], object)
+    return {"z": shades, "text": _on_grid(grid, texts, "")}, _links(grid, axis)
+
+
+def _on_grid(grid: MeshGrid, values: np.ndarray, gap: object) -> np.ndarray:
+    """Values by rank on the bricks of the heat map, which has a narrow brick for each gap between blocks."""
+    columns, rows = (_brick_of(starts) for starts in (grid.column_starts, grid.row_starts))
+    whole = np.full((rows[-1] + 1, columns[-1] + 1, *values.shape[1:]), gap, values.dtype)
+    whole[rows[grid.row], columns[grid.column]] = values
+    return whole
+
+
+def _brick_of(starts: np.ndarray) -> np.ndarray:
+    return np.arange(len(starts)) + np.cumsum(np.diff(starts, prepend=starts[0] - 1) > 1)
+
+
+def _brick_edges(starts: np.ndarray) -> np.ndarray:
+    return np.unique(np.concatenate([starts, starts + 1]).round(6))
+
+
+def _cells(grid: MeshGrid) -> dict[str, object]:
+    mesh = grid.mesh
+    small = mesh.world_size <= MAX_NUMBERED_RANKS
+    gap = 3 if small else int(max(grid.width, grid.height) <= 64)
+    facts, template = _hover(mesh)
+    return {
+        "type": "heatmap", "x": _brick_edges(grid.column_starts), "y": _brick_edges(grid.row_starts),
+        "zmin": -0.5, "zmax": len(GROUP_COLORS) - 0.5, "colorscale": _steps(), "showscale": False,
+        "xgap": gap, "ygap": gap, "texttemplate": "%{text}" if small else None, "textfont": {"size": 12},
+        "customdata": _on_grid(grid, facts, 0), "hovertemplate": template, "hoverongaps": False,
+    }  # fmt: skip
+
+
+def _steps() -> list[list[object]]:
+    share = 1 / len(GROUP_COLORS)
+    return [[edge, color] for i, color in enumerate(GROUP_COLORS) for edge in (i * share, min((i + 1) * share, 1.0))]
+
+
+def _hover(mesh: Mesh) -> tuple[np.ndarray, str]:
+    """Numbers by rank, which take a tenth of the room of words, and the template that makes words of them."""
+    ranks = np.arange(mesh.world_size)
+    facts, lines = [ranks], ["<b>rank %{customdata[0]}</b>"]
+    coordinates = np.unravel_index(ranks, mesh.sizes)
+    step = mesh.world_size
+    for name, size, place in zip(mesh.names, mesh.sizes, coordinates, strict=True):
+        step //= size
+        first = ranks - place * step
+        i = len(facts)
+        line = f"{name}=%{{customdata[{i}]}}: group %{{customdata[{i + 1}]}}"
+        facts += [place, group_numbers(mesh, name)]
+        if size <= MAX_LISTED_MEMBERS:
+            members = [first + member * step for member in range(size)]
+            listed = ", ".join(f"%{{customdata[{len(facts) + member}]}}" for member in range(size))
+            line += f", {'rank' if size == 1 else 'ranks'} {listed}"
+        else:
+            members = [first, first + (size - 1) * step]
+            every = "" if step == 1 else f", each {step} apart"
+            line += f", ranks %{{customdata[{len(facts)}]}} to %{{customdata[{len(facts) + 1}]}}{every}"
+        facts += members
+        lines.append(line)
+    return np.stack(facts, axis=1).astype(np.int32), "<br>".join(lines) + "<extra></extra>"
+
+
+def _links(grid: MeshGrid, axis: str) -> dict[str, object]:
+    """A line through the ranks of each group, beside those of other groups that pass the same cells."""
+    groups = np.array(grid.mesh.groups(axis))
+    if groups.shape[1] == 1:
+        return {"x": [], "y": []}
+    beside_x, beside_y = (_beside(grid, groups, is_across) for is_across in (True, False))
+    x = grid.x[groups] + 0.5 + np.where(_spread(grid.column[groups]), 0, beside_y)
+    y = grid.y[groups] + 0.5 + np.where(_spread(grid.row[groups]), 0, beside_x)
+    gap = np.full((len(groups), 1), np.nan)
+    return {"x": np.hstack([x, gap]).ravel().round(4), "y": np.hstack([y, gap]).ravel().round(4)}
+
+
+def _spread(places: np.ndarray) -> np.ndarray:
+    """Whether a group's ranks stand in several columns (or rows), one answer a group."""
+    return (places != places[:, :1]).any(axis=1, keepdims=True)
+
+
+def _beside(grid: MeshGrid, groups: np.ndarray, is_across: bool) -> np.ndarray:
+    """How far from the middle of the cell a group's line runs, so that those that pass the same cells stay apart."""
+    places = (grid.column if is_across else grid.row)[groups]
+    steps = np.diff(np.unique(places[0]))
+    order = places[:, :1] % int(steps.min()) if len(steps) else np.zeros((len(groups), 1), np.int64)
+    return 0.26 + 0.15 * order / max(int(order.max()), 1)
+
+
+def _groups_text(mesh: Mesh, axis: str) -> str:
+    size = mesh.size(axis)
+    return f"{counted(mesh.world_size // size, 'group')} of {size}"
+
+
+def _listed_groups(mesh: Mesh, axis: str) -> list[str]:
+    """The groups with their ranks, in lines, as many as two lines hold."""
+    groups = mesh.groups(axis)
+    lines, listed = [""], 0
+    for number, group in enumerate(groups):
+        text = f"{number}: {_members(group)}"
+        if len(lines[-1]) + len(text) > LINE_CHARACTERS:
+            if len(lines) == CAPTION_LINES - 1:
+                break
+            lines.append("")
+        lines[-1] += f"  {text}" if lines[-1] else text
+        listed += 1
+    rest = f"  … and {len(groups) - listed:,} more" if listed < len(groups) else ""
+    return [*lines[:-1], lines[-1] + rest]
+
+
+def _members(group: tuple[int, ...]) -> str:
+    if len(group) <= MAX_LISTED_MEMBERS:
+        return f"[{' '.join(map(str, group))}]"
+    return f"[{group[0]} {group[1]} {group[2]} … {group[-1]}]"
+
+
+def _caption(mesh: Mesh, axis: str) -> dict[str, object]:
+    size = mesh.size(axis)
+    head = f"<b>Colour{' and number' if mesh.world_size <= MAX_NUMBERED_RANKS else ''}: the group along {axis}</b>"
+    speaks = "ranks of one colour speak together" if size > 1 else "each rank is alone, and nothing is sent"
+    repeat = f"; colours repeat after {len(GROUP_COLORS)}" if mesh.world_size // size > len(GROUP_COLORS) else ""
+    return {
+        "text": "<br>".join([f"{head}, {_groups_text(mesh, axis)}: {speaks}{repeat}", *_listed_groups(mesh, axis)]),
+        "x": 0, "y": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top", "yshift": -8,
+        "align": "left", "showarrow": False, "font": {"size": 13, "color": TEXT},
+    }  # fmt: skip
+
+
+def _in_words(mesh: Mesh) -> str:
+    lines = [f"{mesh}: {counted(mesh.world_size, 'rank')}, the last axis varies fastest."]
+    lines += [
+        f"Along {axis}, {_groups_text(mesh, axis)}. {'  '.join(_listed_groups(mesh, axis))}" for axis in mesh.names
+    ]
+    return "\n".join(lines)
+
+
+def _lay_out(fig: go.Figure, grid: MeshGrid, title: str | None, is_numbered: bool) -> None:
+    mesh = grid.mesh
+    plot_px = max(grid.height * CELL_PX, 90) if is_numbered else LARGE_SIDE_PX
+    top = HEADER_PX + LABEL_PX * grid.depth(True)
+    size = " × ".join(f"{name} {size}" for name, size in mesh.axes.items())
+    subtitle = f"{size} = {counted(mesh.world_size, 'rank')}; the last axis varies fastest"
+    fig.layout = base_layout(
+        title or "Ranks of the mesh and the groups they speak in", subtitle, round(plot_px + top + CAPTION_PX)
+    )
+    fig.layout.margin.update(t=top, b=CAPTION_PX, l=20 + ROW_LABEL_PX * (1 + grid.depth(False)))
+    common = {**AXIS_STYLE, "showgrid": False, "fixedrange": is_numbered}
+    fig.layout.update(
+        showlegend=False,
+        xaxis={**common, "side": "top", "range": (0, grid.width), **grid.ticks(True)},
+        yaxis={**common, "range": (grid.height, 0), **grid.ticks(False)},
+    )
