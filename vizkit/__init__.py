@@ -68,7 +68,18 @@ _HOME_OF = {
     "to_html": "figures.html",
     "check": "exercises",
 }
-_MODULES = ("collectives", "exercises", "figures", "memory", "metrics", "replay", "runtime", "schedules", "widgets")
+_MODULES = (
+    "collectives",
+    "exercises",
+    "figures",
+    "memory",
+    "metrics",
+    "replay",
+    "runtime",
+    "schedules",
+    "volume",
+    "widgets",
+)
 
 __all__ = sorted([*_HOME_OF, *_MODULES, "__version__"])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -21,6 +22,17 @@ class InvalidInputError(VizkitError, ValueError):
     def because(cls, name: str, value: object, rule: str, remedy: str) -> InvalidInputError:
         """The one shape that messages about arguments have."""
         return cls(f"{name}={value!r}: {rule}; {remedy}")
+
+    @classmethod
+    def unknown(cls, name: str, value: object, rule: str, known: Iterable[str]) -> InvalidInputError:
+        """For a value that should be one of a few names: the remedy says the nearest, and all.
+
+        >>> str(InvalidInputError.unknown("recompute", "ful", "is no way to recompute", ("none", "full")))
+        "recompute='ful': is no way to recompute; did you mean full? use one of none, full"
+        """
+        names = list(known)
+        meant = "".join(f"did you mean {found}? " for found in difflib.get_close_matches(str(value), names, n=1))
+        return cls.because(name, value, rule, f"{meant}use one of {', '.join(names)}")
 
 
 class UnreadableTraceError(VizkitError, ValueError):

@@ -25,11 +25,13 @@ class Recompute(enum.StrEnum):
         >>> Recompute.parse("full")
         <Recompute.FULL: 'full'>
         """
+        if isinstance(value, cls):
+            return value
         for member in cls:
             if value == member.value:
                 return member
-        valid = ", ".join(member.value for member in cls)
-        raise InvalidInputError.because("recompute", value, "is no way to recompute", f"use one of {valid}")
+        known = [member.value for member in cls]
+        raise InvalidInputError.unknown("recompute", value, "is no way to recompute", known)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from vizkit.errors import InvalidInputError
+from vizkit.memory.in_flight import pipeline
+from vizkit.schedules.catalogue import recipe
 from vizkit.sizes import divides, whole_number
 from vizkit.transformer import Recompute, Transformer
 from vizkit.units import bytes_text
 
-NUMBER_BYTES, MASK_BYTES = 2, 1
-"""Activations are 16-bit numbers, dropout keeps one byte an element."""
-
-IN_FLIGHT: dict[str, Callable[[int, int, int], float]] = {
-    "GPipe": lambda p, m, v: m,
-    "1F1B": lambda p, m, v: min(p, m),
-    "Interleaved1F1B": lambda p, m, v: min(p + (p - 1) / v, m),
-    "ZB-H1": lambda p, m, v: min(p, m),
-    "ZB-H2": lambda p, m, v: min(2 * p - 1, m),
-    "ZBVZeroBubble": lambda p, m, v: min(p, m),
-}
-"""Microbatches of one rank's layers that the fullest rank holds, for p ranks, m microbatches, v stages a rank."""
+NUMBER_BYTES, MASK_BYTES, STATISTIC_BYTES = 2, 1, 4
+"""Activations are 16-bit numbers, dropout keeps one byte an element, norms keep their statistics in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +44,10 @@ def activations(
     pp: int = 1,
     schedule: str = "1F1B",
     num_microbatches: int | None = None,
-    stages_per_rank: int = 1,
+    stages_per_rank: int | None = None,
     dropout: bool = True,
+    number_bytes: float = NUMBER_BYTES,
+    norm_statistics: bool = False,
 ) -> Activations:
     """Bytes of activations in the layers of the fullest pipeline rank (Korthikanti et al., 2022, arXiv:2205.05198).
 
@@ -63,60 +55,70 @@ def activations(
     parallelism over t ranks, (34 + 5as/h)/t with sequence parallelism too, without the 5as/h where recomputation is
     selective, 2sbh where it is full. `cp` divides s (the keys stay whole). `pp` divides the layers; the `schedule` says
     how many microbatches are in flight, 1F1B min(p, m), interleaved p + (p−1)/v, in the paper a factor 1 + (p−1)/(pv).
-    Not counted: embeddings, logits, the router of a mixture of experts. Without `dropout` its masks and its copy of the
-    scores go. Raises `InvalidInputError` for sizes that do not divide.
+    `number_bytes` is 4 where activations are fp32; masks keep 1. The paper leaves the norms' statistics out:
+    `norm_statistics` counts them, mean and deviation in fp32. Without `dropout` its masks and its copy of the scores
+    go. Not counted: embeddings and logits (`vk.memory.per_rank` has them), the router of a mixture of experts. Raises
+    `InvalidInputError` for sizes that do not divide, or that the schedule does not have.
 
     >>> gpt_22b = Transformer(num_layers=48, hidden=6144, heads=64, vocab=51200, seq=2048)
     >>> found = activations(gpt_22b, microbatch=4, tp=8, sequence_parallel=True, recompute="selective")
     >>> found.total_bytes / 2**30
     9.5625
     """
-    for name, value in (
-        ("microbatch", microbatch),
-        ("tp", tp),
-        ("cp", cp),
-        ("pp", pp),
-        ("stages_per_rank", stages_per_rank),
-    ):
+    for name, value in (("microbatch", microbatch), ("tp", tp), ("cp", cp)):
         whole_number(name, value)
     divides("heads", model.heads, "tp", tp)
     divides("seq", model.seq, "cp", cp)
+    plan = recipe(schedule)
+    sizes = plan.check(pp, pp if num_microbatches is None else num_microbatches, stages_per_rank, ranks_name="pp")
     divides("num_layers", model.num_layers, "pp", pp)
-    if schedule not in IN_FLIGHT:
-        raise InvalidInputError.because(
-            "schedule", schedule, "has no formula here", f"use one of {', '.join(IN_FLIGHT)}, or simulate it"
-        )
-    way = Recompute.parse(recompute)
+    layer = layer_bytes(
+        model,
+        model.seq // cp * microbatch,
+        tp,
+        sequence_parallel,
+        Recompute.parse(recompute),
+        number_bytes,
+        dropout,
+        norm_statistics,
+    )
+    return Activations(layer, model.num_layers / pp, pipeline(plan.name, *sizes).in_flight)
+
+
+def layer_bytes(
+    model: Transformer,
+    tokens: int,
+    tp: int,
+    sequence_parallel: bool,
+    recompute: Recompute,
+    number_bytes: float,
+    dropout: bool,
+    norm_statistics: bool,
+) -> float:
+    """Bytes of one layer for one microbatch of so many tokens on this rank; `activations` says by which formula.
+
+    An expert's input, a copy of the token for each expert that it visits, is whole on each rank that shares the expert.
+    """
+    hidden, experts = model.hidden, model.experts
     whole = tp if sequence_parallel else 1  # what tensor parallelism leaves whole on each rank
-    tokens = model.seq // cp * microbatch
-    if way is Recompute.FULL:
-        layer = NUMBER_BYTES * tokens * model.hidden / whole
-    else:
-        scores = 0.0 if way is Recompute.SELECTIVE else _scores(model, dropout) * tokens
-        layer = tokens * (_whole(model, dropout) / whole + _sharded(model) / tp) + scores / tp
-    microbatches = whole_number("num_microbatches", pp if num_microbatches is None else num_microbatches)
-    in_flight = IN_FLIGHT[schedule](pp, microbatches, stages_per_rank)
-    return Activations(layer, model.num_layers / pp, in_flight)
+    if recompute is Recompute.FULL:
+        return number_bytes * tokens * hidden / whole
+    masks = 2 * MASK_BYTES if dropout else 0
+    statistics = 2 * norm_statistics_bytes(model) if norm_statistics else 0
+    inputs = hidden * (4 * number_bytes + masks) + statistics  # of norms and blocks; 10h
+    # into the activation function and out of it; gated: also the other factor, and the product
+    feed_forward = (4 if model.gated else 2) * model.expert_width
+    routed = 0.0
+    if experts is not None:
+        feed_forward *= experts.top_k + experts.shared
+        routed = number_bytes * experts.top_k * hidden
+    sharded = number_bytes * (2 * hidden + 2 * model.key_value_width + feed_forward)  # 24h
+    if recompute is Recompute.NONE:
+        # softmax over all keys, and with dropout its mask and its output; 5as
+        sharded += model.heads * model.seq * (number_bytes + (MASK_BYTES + number_bytes if dropout else 0))
+    return tokens * (inputs / whole + routed + sharded / tp)
 
 
-def _whole(model: Transformer, dropout: bool) -> int:
-    """Bytes a token in a layer that tensor parallelism alone does not shard: norms' and blocks' inputs, masks; 10h."""
-    return model.hidden * (4 * NUMBER_BYTES + 2 * MASK_BYTES * dropout)
-
-
-def _sharded(model: Transformer) -> int:
-    """Bytes a token in a layer that tensor parallelism shards: queries, keys, values, context, feed-forward; 24h."""
-    attention = 2 * model.hidden + 2 * model.key_value_width
-    experts = model.experts
-    width = model.expert_width
-    kept = (
-        4 if model.gated else 2
-    ) * width  # into and out of the activation; gated: also the other factor, and the product
-    visited = experts.top_k + experts.shared if experts else 1
-    routed = experts.top_k * model.hidden if experts else 0  # a copy of the token for each expert that it visits
-    return NUMBER_BYTES * (attention + visited * kept + routed)
-
-
-def _scores(model: Transformer, dropout: bool) -> int:
-    """Bytes a query token in a layer: softmax over all keys, and with dropout its mask and its output; 5as."""
-    return model.heads * model.seq * (NUMBER_BYTES + (MASK_BYTES + NUMBER_BYTES) * dropout)
+def norm_statistics_bytes(model: Transformer) -> int:
+    """What one norm keeps of one token: mean and reciprocal deviation, or the latter alone without a mean."""
+    return STATISTIC_BYTES * (1 if model.rms_norm else 2)

@@ -101,9 +101,7 @@ def precision_of(precision: str | Precision) -> Precision:
     if isinstance(precision, Precision):
         return precision
     if precision not in PRECISIONS:
-        raise InvalidInputError.because(
-            "precision", precision, "is not a known precision", f"use one of {', '.join(PRECISIONS)}"
-        )
+        raise InvalidInputError.unknown("precision", precision, "is not a known precision", PRECISIONS)
     return PRECISIONS[precision]
 
 

@@ -41,6 +41,8 @@ class Recipe:
     activations: str
     stages_per_rank: int = 1
     fixed_stages: bool = True
+    num_pipelines: int = 1
+    """Chains of stages that each hold the whole model: 2 where microbatches come from both ends."""
     aliases: tuple[str, ...] = ()
     rule: Rule | None = None
     rank_rule: RankRule | None = None
@@ -49,7 +51,16 @@ class Recipe:
 
     def build(self, num_ranks: int, num_microbatches: int, stages_per_rank: int | None = None) -> Schedule:
         """The schedule; raises `InvalidInputError` for sizes that it does not have, with the nearest that it has."""
-        ranks, microbatches = whole_number("num_ranks", num_ranks), whole_number("num_microbatches", num_microbatches)
+        return self.builder(*self.check(num_ranks, num_microbatches, stages_per_rank))
+
+    def check(
+        self, num_ranks: int, num_microbatches: int, stages_per_rank: int | None = None, ranks_name: str = "num_ranks"
+    ) -> tuple[int, int, int]:
+        """Ranks, microbatches and stages of a rank, where the schedule has them; raises `InvalidInputError` as `build`.
+
+        `ranks_name` is what the caller calls the number of ranks.
+        """
+        ranks, microbatches = whole_number(ranks_name, num_ranks), whole_number("num_microbatches", num_microbatches)
         local = self.stages_per_rank if stages_per_rank is None else whole_number("stages_per_rank", stages_per_rank)
         if self.fixed_stages and local != self.stages_per_rank:
             raise InvalidInputError.because(
@@ -70,7 +81,7 @@ class Recipe:
             nearest = _nearest(ranks, lambda p: not self._broken(p, microbatches, local)) or _nearest(
                 ranks, lambda p: not (self.rank_rule and self.rank_rule(p))
             )
-            raise InvalidInputError.because("num_ranks", ranks, f"{self.name} {broken}", f"use num_ranks={nearest}")
+            raise InvalidInputError.because(ranks_name, ranks, f"{self.name} {broken}", f"use {ranks_name}={nearest}")
         if self.rule and (broken := self.rule(ranks, microbatches, local)):
             raise InvalidInputError.because(
                 "num_microbatches",
@@ -78,7 +89,7 @@ class Recipe:
                 f"{self.name} {broken}",
                 f"use num_microbatches={_nearest(microbatches, lambda m: not self._broken(ranks, m, local), ranks)}",
             )
-        return self.builder(ranks, microbatches, local)
+        return ranks, microbatches, local
 
     def _broken(self, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> str | None:
         """The first rule that these sizes break, or None."""

@@ -90,6 +90,7 @@ RECIPES = (
         bubble="(p/2−1)(F&B+B−3W) for F = I",
         activations="p+1",
         stages_per_rank=2,
+        num_pipelines=2,
         rule=_both_ways,
         rank_rule=_in_pairs,
         torch_runs=False,
