@@ -16,8 +16,8 @@ Calls = Counter[int]
 """How many calls of each payload, in bytes."""
 
 ELEMENT_BYTES = (1, 2, 4, 8)
-MOST_SUMS = 20_000
-"""A search among sums of calls that needs more than these gives up, and the difference stays unexplained."""
+MOST_TRIES = 200_000
+"""A search among sums of calls gives up after so many, a tenth of a second; the difference then stays unexplained."""
 MOST_SIZES_LISTED = 3
 NOISE_BYTES = 1e-6
 """By how much a formula in floating point may miss a whole number of bytes."""
@@ -31,7 +31,8 @@ class Cause(enum.Enum):
     PADDING = "padding"
     """Shards were filled up to one size."""
     OWN_PART = "own part"
-    """The formula counts what arrives from others; a payload holds the rank's own part too."""
+    """The formula counts what arrives from others; a payload holds the rank's own part too. Not named between two
+    ranks, where elements of twice the size would look the same."""
     ROUNDING = "rounding"
     """The formula gives parts of a byte; less than a byte a call."""
     ONE_RANK = "one rank"
@@ -119,7 +120,9 @@ def explain(
     """
     formula = tuple(_formula(movements, steps))
     difference = bytes_of(calls) - formula_bytes(movements, steps)
-    if num_ranks == 1 and (calls or difference):
+    if num_ranks == 1:
+        if not calls and not difference:
+            return ()
         return (Explanation(Cause.ONE_RANK, difference, "a group of one rank: nothing leaves it", calls.total()),)
     if not movements:
         return (_on_top(calls),) if calls else ()
@@ -179,9 +182,9 @@ def _adjustments(
     if kind in _IN_SHARDS:
         for element_bytes in ELEMENT_BYTES:
             padded = _counted((_up_to(size, element_bytes * num_ranks), times) for size, times in whole.items())
-            if padded != whole:
+            if padded != whole and all(size % element_bytes == 0 for size in whole):
                 yield Cause.PADDING, padding, padded
-        if all(size % (num_ranks - 1) == 0 for size in whole):
+        if num_ranks > 2 and all(size % (num_ranks - 1) == 0 for size in whole):
             parts = _counted((size // (num_ranks - 1) * num_ranks, times) for size, times in whole.items())
             yield Cause.OWN_PART, f"the formula leaves out the rank's own part, 1/{num_ranks} of a payload", parts
 
@@ -198,7 +201,7 @@ def _matched(calls: Calls, expected: Calls) -> tuple[Explanation, ...] | None:
     """What makes the calls out of the formula's: other portions of the same bytes, calls on top, both or neither."""
     left, open_calls = calls - expected, expected - calls
     on_top = _part_of_sum(left, bytes_of(left) - bytes_of(open_calls)) if open_calls else left
-    if on_top is None:
+    if on_top is None or (open_calls and left == on_top):
         return None
     return (*_buckets(open_calls, left - on_top), *([_on_top(on_top)] if on_top else []))
 
@@ -226,23 +229,23 @@ def _on_top(calls: Calls) -> Explanation:
 
 
 def _part_of_sum(calls: Calls, total: int) -> Calls | None:
-    """Some of the calls whose bytes add up to `total`: of the fewest sizes, then the fewest; None where none do."""
-    if total < 0:
-        return None
-    reached: dict[int, tuple[tuple[int, int], ...]] = {0: ()}
-    for size, count in sorted(calls.items()):
+    """Some of the calls whose bytes add up to `total`: of one size if that can be, else of few; None where none do."""
+    if total <= 0:
+        return Counter() if total == 0 else None
+    of_one_size = [size for size, count in calls.items() if size and total % size == 0 and total // size <= count]
+    if of_one_size:
+        return Counter({max(of_one_size): total // max(of_one_size)})
+    reached: dict[int, Calls] = {0: Counter()}
+    tries = 0
+    for size, count in sorted(calls.items(), reverse=True):
         for so_far, chosen in list(reached.items()):
-            for times in range(1, min(count, (total - so_far) // size if size else 0) + 1):
-                now, known = (*chosen, (size, times)), reached.get(so_far + size * times)
-                if known is None or _effort(now) < _effort(known):
-                    reached[so_far + size * times] = now
-                if len(reached) > MOST_SUMS:
-                    return None
-    return Counter(dict(reached[total])) if total in reached else None
-
-
-def _effort(chosen: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    return len(chosen), sum(times for _, times in chosen)
+            most = min(count, (total - so_far) // size) if size else 0
+            tries += most
+            if tries > MOST_TRIES:
+                return None
+            for times in range(1, most + 1):
+                reached.setdefault(so_far + size * times, chosen + Counter({size: times}))
+    return reached.get(total)
 
 
 def _counted(pairs: Iterable[tuple[float, int]]) -> Calls:

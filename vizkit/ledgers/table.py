@@ -22,6 +22,7 @@ NUMBERS = (
 COLUMNS = ("axis", "kind", *NUMBERS, "explanation")
 _MEASURED = ("axis", "collective", "calls", "payload (B)", "wire (B)", "ring (B)")
 _COMPARED = ("formula calls", "formula (B)", "difference (B)")
+MOST_NOTES = 8
 _LEFT = 2
 """So many columns hold words, the others numbers."""
 
@@ -92,8 +93,11 @@ def _caption(ledger: Ledger) -> str:
 
 def _notes(ledger: Ledger) -> Iterator[str]:
     for row in ledger.rows:
-        for explanation in (*row.explanations, *filter(None, [row.wire_explanation])):
-            yield f"{row.axis} {row.kind.value}: {explanation}"
+        name, beyond = f"{row.axis} {row.kind.value}", len(row.explanations) - MOST_NOTES
+        for explanation in (*row.explanations[:MOST_NOTES], *filter(None, [row.wire_explanation])):
+            yield f"{name}: {explanation}"
+        if beyond > 0:
+            yield f"{name}: and {beyond} more, in ledger.row({row.axis!r}, {row.kind.value!r}).explanations"
 
 
 def _verdict(ledger: Ledger) -> Iterator[str]:
