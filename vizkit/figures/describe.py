@@ -12,6 +12,7 @@ from vizkit import metrics
 from vizkit.errors import InvalidInputError
 from vizkit.figures.strip import with_known_ways
 from vizkit.figures.theme import CLOCK_MEANINGS, STYLES, duration_text
+from vizkit.memory_samples import CATEGORIES
 from vizkit.trace import NONE, SpanKind, Trace
 from vizkit.units import bytes_text
 
@@ -63,6 +64,7 @@ def summarise(trace: Trace) -> str:
         *_notes(trace),
         *_time_by_rank(trace),
         *_bytes(trace),
+        *_memory(trace),
         *_bubble(trace),
         *_straggler(trace),
     ]
@@ -110,6 +112,21 @@ def _bytes(trace: Trace) -> list[str]:
         f"On the wire: {bytes_text(traffic.total_wire_bytes)} for {bytes_text(traffic.payload_bytes)} of payload. "
         f"{by_kind}."
     ]
+
+
+def _memory(trace: Trace) -> list[str]:
+    tracked = sorted({counter.rank for counter in trace.counters if counter.name in CATEGORIES})
+    peak = metrics.peak_memory(trace)
+    if not peak.total_bytes.any():
+        return []
+    if len(tracked) > MAX_RANKS_LISTED:
+        by_size = sorted(tracked, key=lambda rank: int(peak.total_bytes[rank]))
+        tracked = [by_size[0], by_size[-1]]
+    said = []
+    for rank in tracked:
+        parts = ", ".join(f"{name} {bytes_text(num)}" for name, num in peak.of(rank).items() if num)
+        said.append(f"rank {rank} {bytes_text(int(peak.total_bytes[rank]))} ({parts})")
+    return [f"Tensors at the peak: {'; '.join(said)}."]
 
 
 def _bubble(trace: Trace) -> list[str]:
