@@ -27,22 +27,23 @@ GROUP_COLORS = (SKY_BLUE, VERMILLION, YELLOW, BLUE, ORANGE, GREEN, PURPLE)
 MAX_NUMBERED_RANKS = 128
 MAX_LISTED_MEMBERS = 8
 MAX_SPELLED_COLUMNS = 10
+MAX_PARALLEL_LINES = 4
 LINE_CHARACTERS, CAPTION_LINES = 84, 3
 WIDEST = 16.0
 FRAME_MS = 1_500
-CELL_PX, LARGE_SIDE_PX, HEADER_PX, CAPTION_PX = 62, 560, 98, 76
+CELL_PX, LARGE_SIDE_PX, HEADER_PX, CAPTION_PX = 72, 560, 98, 76
 
 
 def mesh_map(mesh: Mesh | object, colour_by: str | None = None, title: str | None = None) -> go.Figure:
     """Ranks of a mesh, inner axes as cells and outer axes as blocks, coloured by group along one axis at a time.
 
     The slider chooses the axis, and begins with `colour_by` or the innermost axis with more than one rank. `mesh` is a
-    `vizkit.Mesh` or a `DeviceMesh`. Up to 128 ranks each cell says rank and group, and lines join the ranks of a group;
-    above, the colours are left, and hovering says the rest. Raises `InvalidInputError` for an unknown axis.
+    `vizkit.Mesh` or a `DeviceMesh`. Up to 128 ranks each cell says rank and group, and lines join a group's ranks where
+    there is room; above, the colours are left, and hovering says the rest. Raises `InvalidInputError` for an unknown axis.
 
     >>> fig = mesh_map(Mesh(dp=2, tp=4), "tp")
     >>> [step.label for step in fig.layout.sliders[0].steps], fig.data[0].text[0][:2].tolist()
-    (['dp: 4 groups of 2', 'tp: 2 groups of 4'], ['<b>0</b><br>group 0', '<b>1</b><br>group 0'])
+    (['dp: 4 groups of 2', 'tp: 2 groups of 4'], ['<b>0</b><br>group 0<br> ', '<b>1</b><br>group 0<br> '])
     """
     mesh = Mesh.of(mesh)
     shown = mesh.names.index(colour_by) if colour_by in mesh.names else _innermost(mesh)
@@ -103,7 +104,7 @@ def _picture(grid: MeshGrid, axis: str, is_numbered: bool) -> tuple[dict[str, ob
     if not is_numbered:
         return {"z": shades}, {"x": [], "y": []}
     word = "group" if len(grid.column_starts) <= MAX_SPELLED_COLUMNS else "g"
-    texts = np.array([f"<b>{rank}</b><br>{word} {number}" for rank, number in enumerate(numbers.tolist())], object)
+    texts = np.array([f"<b>{rank}</b><br>{word} {number}<br> " for rank, number in enumerate(numbers.tolist())], object)
     return {"z": shades, "text": _on_grid(grid, texts, "")}, _links(grid, axis)
 
 
@@ -172,6 +173,8 @@ def _links(grid: MeshGrid, axis: str) -> dict[str, object]:
     if groups.shape[1] == 1:
         return {"x": [], "y": []}
     beside_x, beside_y = (_beside(grid, groups, is_across) for is_across in (True, False))
+    if max(len(np.unique(beside_x)), len(np.unique(beside_y))) > MAX_PARALLEL_LINES:
+        return {"x": [], "y": []}
     x = grid.x[groups] + 0.5 + np.where(_spread(grid.column[groups]), 0, beside_y)
     y = grid.y[groups] + 0.5 + np.where(_spread(grid.row[groups]), 0, beside_x)
     gap = np.full((len(groups), 1), np.nan)
@@ -188,7 +191,7 @@ def _beside(grid: MeshGrid, groups: np.ndarray, is_across: bool) -> np.ndarray:
     places = (grid.column if is_across else grid.row)[groups]
     steps = np.diff(np.unique(places[0]))
     order = places[:, :1] % int(steps.min()) if len(steps) else np.zeros((len(groups), 1), np.int64)
-    return 0.26 + 0.15 * order / max(int(order.max()), 1)
+    return 0.26 + 0.16 * order / max(int(order.max()), 1)
 
 
 def _groups_text(mesh: Mesh, axis: str) -> str:
@@ -220,7 +223,7 @@ def _members(group: tuple[int, ...]) -> str:
 
 def _caption(mesh: Mesh, axis: str) -> dict[str, object]:
     size = mesh.size(axis)
-    head = f"<b>Colour{' and number' if mesh.world_size <= MAX_NUMBERED_RANKS else ''}: the group along {axis}</b>"
+    head = f"<b>Colour{' and number' if mesh.world_size <= MAX_NUMBERED_RANKS else ''}: the group (g) along {axis}</b>"
     speaks = "ranks of one colour speak together" if size > 1 else "each rank is alone, and nothing is sent"
     repeat = f"; colours repeat after {len(GROUP_COLORS)}" if mesh.world_size // size > len(GROUP_COLORS) else ""
     return {
