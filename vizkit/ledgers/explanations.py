@@ -235,7 +235,7 @@ def _part_of_sum(calls: Calls, total: int) -> Calls | None:
     of_one_size = [size for size, count in calls.items() if size and total % size == 0 and total // size <= count]
     if of_one_size:
         return Counter({max(of_one_size): total // max(of_one_size)})
-    reached: dict[int, Calls] = {0: Counter()}
+    reached: dict[int, tuple[tuple[int, int], ...]] = {0: ()}
     tries = 0
     for size, count in sorted(calls.items(), reverse=True):
         for so_far, chosen in list(reached.items()):
@@ -244,8 +244,8 @@ def _part_of_sum(calls: Calls, total: int) -> Calls | None:
             if tries > MOST_TRIES:
                 return None
             for times in range(1, most + 1):
-                reached.setdefault(so_far + size * times, chosen + Counter({size: times}))
-    return reached.get(total)
+                reached.setdefault(so_far + size * times, (*chosen, (size, times)))
+    return Counter(dict(reached[total])) if total in reached else None
 
 
 def _counted(pairs: Iterable[tuple[float, int]]) -> Calls:
