@@ -70,7 +70,7 @@ class Layout:
             raise InvalidInputError.unknown("context_by", self.context_by, "is no way to see all keys", CONTEXT_WAYS)
         object.__setattr__(self, "recompute", Recompute.parse(self.recompute))
         precision_of(self.precision)
-        plan = (_recipe if isinstance(self.schedule, str) else _recipe.__wrapped__)(self.schedule)
+        plan = (_recipe if isinstance(self.schedule, str) else _recipe.__wrapped__)(self.schedule)  # a list has no hash
         if plan.name == "ForwardOnly":
             raise InvalidInputError.because("schedule", self.schedule, "has no backward to train with", "use 1F1B")
         object.__setattr__(self, "schedule", plan.name)
@@ -110,12 +110,12 @@ class Layout:
         """Ranks that hold the same experts: dp · cp / ep."""
         return self.dp * self.cp // self.ep
 
-    @property
+    @functools.cached_property
     def local_stages(self) -> int:
         """Pipeline stages on one rank."""
         return self.stages_per_rank or _recipe(self.schedule).stages_per_rank
 
-    @property
+    @functools.cached_property
     def num_stages(self) -> int:
         """Into how many stages the layers are cut; DualPipe's two pipelines cut them alike."""
         return self.pp * self.local_stages // _recipe(self.schedule).num_pipelines
@@ -172,7 +172,4 @@ class Layout:
 
 @functools.lru_cache(maxsize=256)
 def _recipe(name: str) -> Recipe:
-    try:
-        return recipe(name)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"schedule={str(error).removeprefix('name=')}") from None
+    return recipe(name, "schedule")

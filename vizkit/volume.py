@@ -85,34 +85,35 @@ def movements(
     part = shards(model, layout.tp, layout.ep)
     layers = model.num_layers // layout.num_stages * layout.local_stages
     microbatches = layout.num_microbatches // plan.num_pipelines  # DualPipe's two copies of a stage share them
+    number = per.parameter_bytes if number_bytes is None else number_bytes
+    tokens = model.seq // layout.cp * layout.microbatch
     step = _Step(
         model,
         layout,
         part,
         per.parameter_bytes,
         per.gradient_bytes,
-        per.parameter_bytes if number_bytes is None else number_bytes,
-        model.seq // layout.cp * layout.microbatch,
+        number,
+        tokens,
         layers,
         layers * microbatches,
         microbatches,
         plan.num_pipelines,
         regather,
         microbatches if reduce_each_microbatch else 1,
+        tokens * model.hidden * number,
+        1 if layout.recompute is Recompute.FULL else 0,
     )
-    common = [*_tensor(step), *_context(step), *_experts(step)]
+    everywhere = [*_tensor(step), *_context(step), *_experts(step)]
     if stage is not None:
-        return _made([*_of(step, plan.at(stage)), *common])
-    most: dict[tuple[str, SpanKind], tuple[float, list[_Call]]] = {}
-    for place in plan.distinct:
-        calls: dict[tuple[str, SpanKind], list[_Call]] = {}
-        for call in _of(step, place):
-            calls.setdefault(call[:2], []).append(call)
-        for key, found in calls.items():
-            total = sum(payload * times for _, _, payload, times, _ in found)
-            if key not in most or total > most[key][0]:
-                most[key] = total, found
-    return _made([*(call for _, found in most.values() for call in found), *common])
+        place = plan.at(stage)
+        return _made([*_of(step, place, place.hops), *everywhere])
+    first, last = plan.ranks[0], plan.ranks[-1]  # they have the model's ends; one in between has more of hops alone
+    hops = max(place.hops for place in plan.distinct)
+    calls = list(_of(step, first, hops))
+    if layout.pp > 1:
+        calls = _most(calls, list(_of(step, last, hops)))
+    return _made([*calls, *everywhere])
 
 
 _Call = tuple[str, SpanKind, float, int, str]
@@ -135,23 +136,29 @@ class _Step(NamedTuple):
     num_pipelines: int
     regather: bool
     reductions: int
-
-    @property
-    def activation_bytes(self) -> float:
-        """bsh"""
-        return self.tokens * self.model.hidden * self.number_bytes
-
-    @property
-    def again(self) -> int:
-        """How many more forwards a backward makes."""
-        return 1 if self.layout.recompute is Recompute.FULL else 0
+    activation_bytes: float
+    """bsh"""
+    again: int
+    """How many more forwards a backward makes."""
 
 
 def _made(calls: list[_Call]) -> tuple[Movement, ...]:
-    return tuple(Movement(*call) for call in calls if call[2] and call[3])
+    return tuple([Movement(*call) for call in calls if call[2] and call[3]])
 
 
-def _of(step: _Step, place: PipelineRank) -> Iterator[_Call]:
+def _most(one: list[_Call], other: list[_Call]) -> list[_Call]:
+    """Of each axis and kind, the calls of the rank that moves more."""
+    totals: tuple[dict[tuple[str, SpanKind], float], ...] = {}, {}
+    for calls, total in zip((one, other), totals, strict=True):
+        for axis, kind, payload, times, _ in calls:
+            total[axis, kind] = total.get((axis, kind), 0.0) + payload * times
+    mine, theirs = totals
+    return [call for call in one if mine[call[:2]] >= theirs.get(call[:2], 0.0)] + [
+        call for call in other if theirs[call[:2]] > mine.get(call[:2], 0.0)
+    ]
+
+
+def _of(step: _Step, place: PipelineRank, hops: int) -> Iterator[_Call]:
     """What depends on the rank's place along the pp axis."""
     layout, part = step.layout, step.part
     dense = dense_params(step.model, layout, part, place)
@@ -163,7 +170,7 @@ def _of(step: _Step, place: PipelineRank) -> Iterator[_Call]:
     if layout.tp > 1:
         yield from _vocabulary(step, place)
     if layout.pp > 1:
-        yield from _pipeline(step, place, dense)
+        yield from _pipeline(step, place, dense, hops)
 
 
 def _gradients(step: _Step, axis: str, num_params: int, replicas: int) -> Iterator[_Call]:
@@ -213,10 +220,9 @@ def _vocabulary(step: _Step, place: PipelineRank) -> Iterator[_Call]:
         yield "tp", SpanKind.ALL_REDUCE, step.tokens * LOSS_BYTES, 3 * times, _LOSS
 
 
-def _pipeline(step: _Step, place: PipelineRank, dense: int) -> Iterator[_Call]:
+def _pipeline(step: _Step, place: PipelineRank, dense: int, hops: int) -> Iterator[_Call]:
     layout, part = step.layout, step.part
     hop = step.activation_bytes / (layout.tp if layout.sequence_parallel else 1)
-    hops = place.forwards + place.backwards
     yield "pp", SpanKind.SEND, hop, hops, _HOPS
     yield "pp", SpanKind.RECEIVE, hop, hops, _HOPS
     if step.num_pipelines > 1:

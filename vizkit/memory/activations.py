@@ -69,7 +69,7 @@ def activations(
         whole_number(name, value)
     divides("heads", model.heads, "tp", tp)
     divides("seq", model.seq, "cp", cp)
-    plan = recipe(schedule)
+    plan = recipe(schedule, "schedule")
     sizes = plan.check(pp, pp if num_microbatches is None else num_microbatches, stages_per_rank, ranks_name="pp")
     divides("num_layers", model.num_layers, "pp", pp)
     layer = layer_bytes(

@@ -31,6 +31,11 @@ class PipelineRank:
     forwards: int
     backwards: int
 
+    @property
+    def hops(self) -> int:
+        """Messages that the rank sends in a step; it receives as many."""
+        return self.forwards + self.backwards
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:

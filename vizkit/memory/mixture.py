@@ -121,8 +121,4 @@ def per_rank(
 
     if stage is not None:
         return on(plan.at(stage))
-    return max(map(on, plan.distinct), key=_total)
-
-
-def _total(memory: RankMemory) -> float:
-    return memory.total_bytes
+    return max(map(on, plan.distinct), key=lambda memory: memory.total_bytes)

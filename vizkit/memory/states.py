@@ -100,7 +100,7 @@ def precision_of(precision: str | Precision) -> Precision:
     """The `Precision` itself or the one of this name; raises `InvalidInputError` with the known names."""
     if isinstance(precision, Precision):
         return precision
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise InvalidInputError.unknown("precision", precision, "is not a known precision", PRECISIONS)
     return PRECISIONS[precision]
 

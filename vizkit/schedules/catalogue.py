@@ -33,10 +33,10 @@ def schedule(name: str, *, num_ranks: int, num_microbatches: int, stages_per_ran
     return recipe(name).build(num_ranks, num_microbatches, stages_per_rank)
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: str, argument: str = "name") -> Recipe:
     """What is known of the schedule of this name: its builder, rules, paper, bubble and memory.
 
-    Raises `InvalidInputError` for an unknown name.
+    Raises `InvalidInputError` for an unknown name; `argument` is what the caller calls it.
 
     >>> recipe("zb-h1").bubble, recipe("zb-h1").activations, recipe("zb-h1").paper
     ('(p−1)(F+I−W)', 'p', 'Qi et al., 2023, arXiv:2401.10241')
@@ -48,7 +48,7 @@ def recipe(name: str) -> Recipe:
     names = {_key(name): name for name in schedule_names()}
     meant = [names[key] for key in difflib.get_close_matches(wanted or "", names, n=1)]
     raise InvalidInputError.because(
-        "name",
+        argument,
         name,
         "is not a schedule that vizkit knows",
         "".join(f"did you mean {found}? " for found in meant) + f"use one of {', '.join(schedule_names())}",
