@@ -7,23 +7,11 @@ import plotly.graph_objects as go
 
 from vizkit.figures.animation import add_frames
 from vizkit.figures.describe import counted, remember
+from vizkit.figures.mesh_cells import CASING, CELL_COLORS, CORE, cells, on_grid, shades
 from vizkit.figures.mesh_grid import LABEL_PX, ROW_LABEL_PX, MeshGrid
-from vizkit.figures.theme import (
-    AXIS_STYLE,
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    TEXT,
-    VERMILLION,
-    YELLOW,
-    base_layout,
-)
+from vizkit.figures.theme import AXIS_STYLE, TEXT, base_layout
 from vizkit.mesh import Mesh
 
-GROUP_COLORS = (SKY_BLUE, VERMILLION, YELLOW, BLUE, ORANGE, GREEN, PURPLE)
-"""Light and dark in turn, so that neighbours differ without colour vision too."""
 MAX_NUMBERED_RANKS = 128
 MAX_LISTED_MEMBERS = 8
 MAX_SPELLED_COLUMNS = 10
@@ -35,15 +23,16 @@ CELL_PX, LARGE_SIDE_PX, HEADER_PX, CAPTION_PX = 72, 560, 98, 76
 
 
 def mesh_map(mesh: Mesh | object, colour_by: str | None = None, title: str | None = None) -> go.Figure:
-    """Ranks of a mesh, inner axes as cells and outer axes as blocks, coloured by group along one axis at a time.
+    """Ranks of a mesh, inner axes as cells and outer axes as blocks, coloured by group along one axis.
 
     The slider chooses the axis, and begins with `colour_by` or the innermost axis with more than one rank. `mesh` is a
-    `vizkit.Mesh` or a `DeviceMesh`. Up to 128 ranks each cell says rank and group, and lines join a group's ranks where
-    there is room; above, the colours are left, and hovering says the rest. Raises `InvalidInputError` for an unknown axis.
+    `vizkit.Mesh` or a `DeviceMesh`. Up to 128 ranks each cell says rank and group, and lines join a group's ranks
+    where there is room for them; above, colours remain, and hovering says the rest. Raises `InvalidInputError` for an
+    unknown axis.
 
     >>> fig = mesh_map(Mesh(dp=2, tp=4), "tp")
-    >>> [step.label for step in fig.layout.sliders[0].steps], fig.data[0].text[0][:2].tolist()
-    (['dp: 4 groups of 2', 'tp: 2 groups of 4'], ['<b>0</b><br>group 0<br> ', '<b>1</b><br>group 0<br> '])
+    >>> [step.label for step in fig.layout.sliders[0].steps], fig.data[0].text[1][0]
+    (['dp: 4 groups of 2', 'tp: 2 groups of 4'], '<b>4</b><br>group 1<br> ')
     """
     mesh = Mesh.of(mesh)
     shown = mesh.names.index(colour_by) if colour_by in mesh.names else _innermost(mesh)
@@ -52,18 +41,18 @@ def mesh_map(mesh: Mesh | object, colour_by: str | None = None, title: str | Non
     grid = MeshGrid.of(mesh, WIDEST)
     is_numbered = mesh.world_size <= MAX_NUMBERED_RANKS
     pictures = [_picture(grid, axis, is_numbered) for axis in mesh.names]
-    cells, links = pictures[shown]
-    fig = go.Figure([{**_cells(grid), **cells}, *({**look, **links} for look in _LINKS)])
+    colored, links = pictures[shown]
+    fig = go.Figure([{**_cells(grid), **colored}, *({**look, **links} for look in _LINKS)])
     _lay_out(fig, grid, title, is_numbered)
     fig.layout.annotations = [_caption(mesh, mesh.names[shown]), *grid.block_labels()]
     frames = [
         {
             "name": f"{i}",
-            "data": [{"type": "heatmap", **cells}, *[{"type": "scatter", **links}] * len(_LINKS)],
+            "data": [{"type": "heatmap", **colored}, *[{"type": "scatter", **links}] * len(_LINKS)],
             "traces": [0, 1, 2],
             "layout": {"annotations": [{"text": _caption(mesh, axis)["text"]}]},
         }
-        for i, (axis, (cells, links)) in enumerate(zip(mesh.names, pictures, strict=True))
+        for i, (axis, (colored, links)) in enumerate(zip(mesh.names, pictures, strict=True))
     ]
     labels = [f"{axis}: {_groups_text(mesh, axis)}" for axis in mesh.names]
     add_frames(fig, frames, labels, redraw=True, frame_ms=FRAME_MS, shown=shown)
@@ -75,9 +64,8 @@ _LINKS = [
         "type": "scatter", "mode": "lines+markers", "hoverinfo": "skip", "showlegend": False,
         "line": {"color": color, "width": width}, "marker": {"size": size, "color": color},
     }
-    for color, width, size in (("#1A1A1A", 4.5, 9), ("#FFFFFF", 1.5, 5))
+    for color, width, size in ((CASING, 4.5, 9), (CORE, 1.5, 5))
 ]  # fmt: skip
-"""A white line in a dark casing, seen on every colour and on both pages."""
 
 
 def _innermost(mesh: Mesh) -> int:
@@ -100,28 +88,12 @@ def group_numbers(mesh: Mesh, axis: str) -> np.ndarray:
 def _picture(grid: MeshGrid, axis: str, is_numbered: bool) -> tuple[dict[str, object], dict[str, object]]:
     """What the two traces show for an axis: the cells' colours and texts, and the lines between a group's ranks."""
     numbers = group_numbers(grid.mesh, axis)
-    shades = _on_grid(grid, (numbers % len(GROUP_COLORS)).astype(np.float32), np.nan)
+    z = shades(grid, numbers)
     if not is_numbered:
-        return {"z": shades}, {"x": [], "y": []}
+        return {"z": z}, {"x": [], "y": []}
     word = "group" if len(grid.column_starts) <= MAX_SPELLED_COLUMNS else "g"
     texts = np.array([f"<b>{rank}</b><br>{word} {number}<br> " for rank, number in enumerate(numbers.tolist())], object)
-    return {"z": shades, "text": _on_grid(grid, texts, "")}, _links(grid, axis)
-
-
-def _on_grid(grid: MeshGrid, values: np.ndarray, gap: object) -> np.ndarray:
-    """Values by rank on the bricks of the heat map, which has a narrow brick for each gap between blocks."""
-    columns, rows = (_brick_of(starts) for starts in (grid.column_starts, grid.row_starts))
-    whole = np.full((rows[-1] + 1, columns[-1] + 1, *values.shape[1:]), gap, values.dtype)
-    whole[rows[grid.row], columns[grid.column]] = values
-    return whole
-
-
-def _brick_of(starts: np.ndarray) -> np.ndarray:
-    return np.arange(len(starts)) + np.cumsum(np.diff(starts, prepend=starts[0] - 1) > 1)
-
-
-def _brick_edges(starts: np.ndarray) -> np.ndarray:
-    return np.unique(np.concatenate([starts, starts + 1]).round(6))
+    return {"z": z, "text": on_grid(grid, texts, "")}, _links(grid, axis)
 
 
 def _cells(grid: MeshGrid) -> dict[str, object]:
@@ -130,16 +102,9 @@ def _cells(grid: MeshGrid) -> dict[str, object]:
     gap = 3 if small else int(max(grid.width, grid.height) <= 64)
     facts, template = _hover(mesh)
     return {
-        "type": "heatmap", "x": _brick_edges(grid.column_starts), "y": _brick_edges(grid.row_starts),
-        "zmin": -0.5, "zmax": len(GROUP_COLORS) - 0.5, "colorscale": _steps(), "showscale": False,
-        "xgap": gap, "ygap": gap, "texttemplate": "%{text}" if small else None, "textfont": {"size": 12},
-        "customdata": _on_grid(grid, facts, 0), "hovertemplate": template, "hoverongaps": False,
+        **cells(grid), "xgap": gap, "ygap": gap, "texttemplate": "%{text}" if small else None,
+        "textfont": {"size": 12}, "customdata": on_grid(grid, facts, 0), "hovertemplate": template,
     }  # fmt: skip
-
-
-def _steps() -> list[list[object]]:
-    share = 1 / len(GROUP_COLORS)
-    return [[edge, color] for i, color in enumerate(GROUP_COLORS) for edge in (i * share, min((i + 1) * share, 1.0))]
 
 
 def _hover(mesh: Mesh) -> tuple[np.ndarray, str]:
@@ -223,9 +188,10 @@ def _members(group: tuple[int, ...]) -> str:
 
 def _caption(mesh: Mesh, axis: str) -> dict[str, object]:
     size = mesh.size(axis)
-    head = f"<b>Colour{' and number' if mesh.world_size <= MAX_NUMBERED_RANKS else ''}: the group (g) along {axis}</b>"
+    number = " and number" if mesh.world_size <= MAX_NUMBERED_RANKS else ""
+    head = f"<b>Colour{number}: the group (g) along {axis}</b>"
     speaks = "ranks of one colour speak together" if size > 1 else "each rank is alone, and nothing is sent"
-    repeat = f"; colours repeat after {len(GROUP_COLORS)}" if mesh.world_size // size > len(GROUP_COLORS) else ""
+    repeat = f"; colours repeat after {len(CELL_COLORS)}" if mesh.world_size // size > len(CELL_COLORS) else ""
     return {
         "text": "<br>".join([f"{head}, {_groups_text(mesh, axis)}: {speaks}{repeat}", *_listed_groups(mesh, axis)]),
         "x": 0, "y": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top", "yshift": -8,

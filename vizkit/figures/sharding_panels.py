@@ -29,6 +29,9 @@ class Boxes:
         chosen = self.color % num_colors == color
         return Boxes(self.start[chosen], self.stop[chosen], self.x[chosen], self.y[chosen], self.color[chosen])
 
+    def first(self, number: int) -> Boxes:
+        return Boxes(*(getattr(self, name)[:number] for name in self.__dataclass_fields__))
+
     @classmethod
     def joined(cls, parts: Sequence[Boxes]) -> Boxes:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
@@ -38,46 +41,44 @@ class Boxes:
 class Panels:
     """Where each rank's panel stands, which dims of the tensor run down and across, and the pieces that have colours.
 
-    `rows` is None for a tensor of one dim, which runs across. `colors` has a start and a stop for each coloured piece,
-    or is None where each rank's own piece has a colour.
+    `rows` is None for a tensor of one dim, which runs across. Each coloured piece has a start and a stop.
     """
 
     grid: MeshGrid
     shape: tuple[int, ...]
     rows: int | None
     columns: int
-    colors: tuple[np.ndarray, np.ndarray] | None
+    color_start: np.ndarray
+    color_stop: np.ndarray
 
-    def outlines(self) -> tuple[np.ndarray, np.ndarray]:
+    def outlines(self) -> Boxes:
         """The whole tensor in each panel."""
         world_size = len(self.grid.x)
         whole = np.tile(np.array(self.shape), (world_size, 1))
-        return self.polygons(Boxes(np.zeros_like(whole), whole, self.grid.x, self.grid.y, np.zeros(world_size)))
+        return Boxes(np.zeros_like(whole), whole, self.grid.x, self.grid.y, np.zeros(world_size, np.int64))
 
     def held(self, pieces: Pieces) -> Boxes:
         """What each rank holds, cut where colours change."""
-        boxes = Boxes(pieces.start, pieces.stop, self.grid.x, self.grid.y, pieces.numbers)
-        return self._cut(boxes)
+        return self._cut(pieces.start, pieces.stop, self.grid.x, self.grid.y)
 
-    def under_way(self, moves: Sequence[Move], progress: float) -> Boxes:
-        """What travels, this far on its way from panel to panel."""
+    def travelled(self, moves: Sequence[Move], progress: float) -> Boxes:
+        """What these messages carry, this far on its way from panel to panel."""
         src, dst = (np.array([getattr(move, end) for move in moves], np.int64) for end in ("src", "dst"))
-        ends = [np.array([getattr(move, end) for move in moves]).reshape(-1, len(self.shape)) for end in _ENDS]
+        start, stop = (
+            np.array([getattr(move, end) for move in moves], np.int64).reshape(-1, len(self.shape))
+            for end in ("start", "stop")
+        )
         x, y = (at[src] + (at[dst] - at[src]) * progress for at in (self.grid.x, self.grid.y))
-        return self._cut(Boxes(ends[0], ends[1], x, y, np.zeros(len(moves), np.int64)))
+        return self._cut(start, stop, x, y)
 
-    def _cut(self, boxes: Boxes) -> Boxes:
-        """The same boxes in parts of one colour each, without empty ones."""
-        if self.colors is None:
-            start, stop, color = boxes.start[:, None], boxes.stop[:, None], boxes.color[:, None]
-        else:
-            start = np.maximum(boxes.start[:, None], self.colors[0][None])
-            stop = np.minimum(boxes.stop[:, None], self.colors[1][None])
-            color = np.broadcast_to(np.arange(len(self.colors[0])), start.shape[:2])
-        box, part = np.nonzero((start < stop).all(axis=2))
-        return Boxes(start[box, part], stop[box, part], boxes.x[box], boxes.y[box], color[box, part])
+    def _cut(self, start: np.ndarray, stop: np.ndarray, x: np.ndarray, y: np.ndarray) -> Boxes:
+        """Boxes in parts of one colour each, without empty ones."""
+        start = np.maximum(start[:, None], self.color_start)
+        stop = np.minimum(stop[:, None], self.color_stop)
+        box, color = np.nonzero((start < stop).all(axis=2))
+        return Boxes(start[box, color], stop[box, color], x[box], y[box], color)
 
-    def polygons(self, boxes: Boxes) -> tuple[np.ndarray, np.ndarray]:
+    def polygons(self, boxes: Boxes) -> dict[str, np.ndarray]:
         """Corners of all boxes, each closed and followed by a gap."""
         left, right = (self._along(self.columns, end, boxes.x + LEFT, WIDTH) for end in (boxes.start, boxes.stop))
         if self.rows is None:
@@ -87,13 +88,10 @@ class Panels:
         gap = np.full(len(left), np.nan)
         x = np.stack([left, right, right, left, left, gap], axis=1)
         y = np.stack([top, top, bottom, bottom, top, gap], axis=1)
-        return x.ravel().astype(np.float32), y.ravel().astype(np.float32)
+        return {"x": x.ravel().astype(np.float32), "y": y.ravel().astype(np.float32)}
 
     def _along(self, dim: int, end: np.ndarray, edge: np.ndarray, extent: float) -> np.ndarray:
         return edge + extent * end[:, dim] / self.shape[dim]
-
-
-_ENDS = ("start", "stop")
 
 
 def drawn_dims(shape: Sequence[int], sharded: Sequence[int]) -> tuple[int | None, int]:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from vizkit.widgets.mesh_explorer import MeshExplorer, mesh_explorer
 from vizkit.widgets.pipeline_explorer import PipelineExplorer, pipeline_explorer
 from vizkit.widgets.player import Player, player
 from vizkit.widgets.what_if import Explorer, explorer
 
-__all__ = ["Explorer", "PipelineExplorer", "Player", "explorer", "pipeline_explorer", "player"]
+__all__ = [
+    "Explorer",
+    "MeshExplorer",
+    "PipelineExplorer",
+    "Player",
+    "explorer",
+    "mesh_explorer",
+    "pipeline_explorer",
+    "player",
+]
