@@ -68,7 +68,7 @@ def movements(
       where they began; with Ulysses 4 all-to-alls of a rank's bsh/c, forward and backward (Jacobs et al., 2023).
     - ep: an all-to-all to the experts and one back, of top_k copies of each token, forward and backward (Lepikhin et
       al., 2020, arXiv:2006.16668), with balanced loads. Axes are then those of `Layout.expert_mesh`: experts'
-      gradients move along "dp", all others along "dp×ep".
+      gradients move along "dp", all others along "dp×ep" ("cp" is none of its axes).
 
     Payloads are those of `vizkit.Span`. Raises `InvalidInputError` where layout and model do not fit.
 
@@ -104,16 +104,13 @@ def movements(
         tokens * model.hidden * number,
         1 if layout.recompute is Recompute.FULL else 0,
     )
-    everywhere = [*_tensor(step), *_context(step), *_experts(step)]
-    if stage is not None:
-        place = plan.at(stage)
-        return _made([*_of(step, place, place.hops), *everywhere])
-    first, last = plan.ranks[0], plan.ranks[-1]  # they have the model's ends; one in between has more of hops alone
-    hops = max(place.hops for place in plan.distinct)
-    calls = list(_of(step, first, hops))
+    places = plan.distinct if stage is None else (plan.at(stage),)
+    calls = [*_gradients_of(step, places), *_tensor(step), *_context(step), *_experts(step)]
+    if layout.tp > 1:
+        calls += _most(list(_vocabulary(step, places[0])), list(_vocabulary(step, places[-1])))
     if layout.pp > 1:
-        calls = _most(calls, list(_of(step, last, hops)))
-    return _made([*calls, *everywhere])
+        calls += _pipeline(step, places)
+    return tuple([Movement(*call) for call in calls if call[2] and call[3]])
 
 
 _Call = tuple[str, SpanKind, float, int, str]
@@ -142,45 +139,39 @@ class _Step(NamedTuple):
     """How many more forwards a backward makes."""
 
 
-def _made(calls: list[_Call]) -> tuple[Movement, ...]:
-    return tuple([Movement(*call) for call in calls if call[2] and call[3]])
-
-
-def _most(one: list[_Call], other: list[_Call]) -> list[_Call]:
-    """Of each axis and kind, the calls of the rank that moves more."""
-    totals: tuple[dict[tuple[str, SpanKind], float], ...] = {}, {}
-    for calls, total in zip((one, other), totals, strict=True):
-        for axis, kind, payload, times, _ in calls:
-            total[axis, kind] = total.get((axis, kind), 0.0) + payload * times
-    mine, theirs = totals
-    return [call for call in one if mine[call[:2]] >= theirs.get(call[:2], 0.0)] + [
-        call for call in other if theirs[call[:2]] > mine.get(call[:2], 0.0)
+def _most(first: list[_Call], last: list[_Call]) -> list[_Call]:
+    """Of each kind, the calls of the rank that moves more: the ends of the model are on the first and the last."""
+    if first == last:
+        return first
+    mine, theirs = ({kind: _moved(calls, kind) for kind in {call[1] for call in calls}} for calls in (first, last))
+    return [call for call in first if mine[call[1]] >= theirs.get(call[1], 0.0)] + [
+        call for call in last if theirs[call[1]] > mine.get(call[1], 0.0)
     ]
 
 
-def _of(step: _Step, place: PipelineRank, hops: int) -> Iterator[_Call]:
-    """What depends on the rank's place along the pp axis."""
-    layout, part = step.layout, step.part
-    dense = dense_params(step.model, layout, part, place)
-    axis = "dp" if layout.cp == 1 else "cp" if layout.dp == 1 else "dp×cp"
+def _moved(calls: list[_Call], kind: SpanKind) -> float:
+    return sum([payload * times for _, this, payload, times, _ in calls if this is kind])
+
+
+def _gradients_of(step: _Step, places: tuple[PipelineRank, ...]) -> Iterator[_Call]:
+    """Of the rank that holds most."""
+    layout, held = step.layout, _most_dense(step, places)
     if layout.ep == 1:
-        yield from _gradients(step, axis, dense + step.layers * part.experts, layout.replicas)
+        axis = "dp" if layout.cp == 1 else "cp" if layout.dp == 1 else "dp×cp"
+        yield from _gradients(step, axis, held + step.layers * step.part.experts, layout.replicas)
     else:
-        yield from _gradients(step, "dp×ep" if layout.expert_replicas > 1 else "ep", dense, layout.replicas)
-    if layout.tp > 1:
-        yield from _vocabulary(step, place)
-    if layout.pp > 1:
-        yield from _pipeline(step, place, dense, hops)
+        yield from _gradients(step, "dp×ep" if layout.expert_replicas > 1 else "ep", held, layout.replicas)
+
+
+def _most_dense(step: _Step, places: tuple[PipelineRank, ...]) -> int:
+    return max([dense_params(step.model, step.layout, step.part, place) for place in places])
 
 
 def _gradients(step: _Step, axis: str, num_params: int, replicas: int) -> Iterator[_Call]:
     if replicas == 1:
         return
-    zero, gradients, parameters = (
-        step.layout.zero_stage,
-        num_params * step.gradient_bytes,
-        num_params * step.parameter_bytes,
-    )
+    zero = step.layout.zero_stage
+    gradients, parameters = num_params * step.gradient_bytes, num_params * step.parameter_bytes
     if zero == 0:
         yield axis, SpanKind.ALL_REDUCE, gradients, 1, _GRADIENTS
         return
@@ -220,15 +211,16 @@ def _vocabulary(step: _Step, place: PipelineRank) -> Iterator[_Call]:
         yield "tp", SpanKind.ALL_REDUCE, step.tokens * LOSS_BYTES, 3 * times, _LOSS
 
 
-def _pipeline(step: _Step, place: PipelineRank, dense: int, hops: int) -> Iterator[_Call]:
+def _pipeline(step: _Step, places: tuple[PipelineRank, ...]) -> Iterator[_Call]:
     layout, part = step.layout, step.part
     hop = step.activation_bytes / (layout.tp if layout.sequence_parallel else 1)
+    hops = max([place.hops for place in places])
     yield "pp", SpanKind.SEND, hop, hops, _HOPS
     yield "pp", SpanKind.RECEIVE, hop, hops, _HOPS
     if step.num_pipelines > 1:
-        copies = dense + step.layers * part.experts
+        copies = _most_dense(step, places) + step.layers * part.experts
         yield "pp", SpanKind.ALL_REDUCE, copies * step.gradient_bytes, 1, _MIRRORED
-    elif step.model.tied_embeddings and bool(place.first) != bool(place.last):
+    elif step.model.tied_embeddings and any(bool(place.first) != bool(place.last) for place in places):
         yield "pp", SpanKind.ALL_REDUCE, part.vocabulary * step.gradient_bytes, 1, _TIED
 
 

@@ -41,9 +41,9 @@ def test_memory_and_volume_of_a_layout(compare: Compare) -> None:
     assert bytes_of_modules(modules) == vk.memory.per_rank(TINY, vk.Layout(precision="fp32_adam")).parameters_bytes
     peer, layout = microseconds(lambda: bytes_of_modules(modules)), vk.Layout(**SIZES)
     for what, ask, limit in (
-        ("layout, checked", lambda: vk.Layout(**SIZES), 0.4),
-        ("memory of a rank", lambda: vk.memory.per_rank(LARGE, layout), 0.6),
-        ("bytes that a step moves", lambda: vk.volume.movements(LARGE, layout), 1.2),
+        ("layout, checked", lambda: vk.Layout(**SIZES), 0.2),
+        ("memory of a rank", lambda: vk.memory.per_rank(LARGE, layout), 0.35),
+        ("bytes that a step moves", lambda: vk.volume.movements(LARGE, layout), 0.8),
     ):
         compare(Row(what, microseconds(ask), peer, "summing a tiny module's parameters", "us", limit))
 
