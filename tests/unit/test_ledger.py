@@ -161,6 +161,13 @@ def test_a_call_too_few_is_never_accounted_for(terms: list[int], data: st.DataOb
     assert causes(calls, movements) == [(Cause.NEVER_CAME, -lost)]
 
 
+def test_padding_is_not_taken_for_calls_on_top() -> None:
+    """Twelve calls of 528 B are twelve of 440 B, padded; not ten for twelve and two on top, though bytes add up."""
+    movement = ShardedMovement("dp", ALL_GATHER, 440, 12, shapes=((10, 10), (10,)))
+    assert causes([528] * 12, [movement]) == [(Cause.PADDING, 12 * 88)]
+    assert causes([528] * 12, formula(ALL_REDUCE, 440, 12)) == [(Cause.UNEXPLAINED, 12 * 88)]
+
+
 @given(call_lists, sizes)
 def test_a_call_too_many_is_named_with_its_bytes(terms: list[int], extra: int) -> None:
     movements = [Movement("dp", ALL_REDUCE, size) for size in terms]

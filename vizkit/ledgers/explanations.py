@@ -114,9 +114,8 @@ def explain(
 ) -> tuple[Explanation, ...]:
     """Why one rank's calls differ from the formula's; the parts add up to the difference in bytes exactly.
 
-    Nothing is guessed: a cause is named where the bytes that it would make are the bytes that are there. In order:
-    the formula itself, then padding, then a formula without the rank's own part; each in buckets or not, and with calls
-    on top or not; then calls that never came.
+    Nothing is guessed: a cause is named where the bytes that it would make are the bytes that are there; where several
+    ways lead there, the one with fewest causes. Calls that never came are named only where nothing else adds up.
     """
     formula = tuple(_formula(movements, steps))
     difference = bytes_of(calls) - formula_bytes(movements, steps)
@@ -126,12 +125,15 @@ def explain(
         return (Explanation(Cause.ONE_RANK, difference, "a group of one rank: nothing leaves it", calls.total()),)
     if not movements:
         return (_on_top(calls),) if calls else ()
+    ways: list[tuple[Explanation, ...]] = []
     for cause, text, adjusted in _adjustments(movements, kind, num_ranks, steps):
         found = _matched(calls, adjusted)
         if found is not None:
             added = bytes_of(adjusted) - formula_bytes(movements, steps)
-            first = [Explanation(cause, added, text, adjusted.total())] if cause else []
-            return (*first, *found)
+            first = (Explanation(cause, added, text, adjusted.total()),) if cause else ()
+            ways.append((*first, *found))
+    if ways:
+        return min(ways, key=_strain)
     missing = _missing(calls, formula, difference)
     if missing is not None:
         return missing
@@ -197,10 +199,18 @@ _IN_SHARDS = (SpanKind.ALL_GATHER, SpanKind.REDUCE_SCATTER, SpanKind.ALL_TO_ALL)
 """Collectives whose payload is one shard for each rank."""
 
 
+def _strain(way: Sequence[Explanation]) -> int:
+    """How much a way of explaining asks one to believe: its causes, and once more for portions with calls on top."""
+    causes = {explanation.cause for explanation in way}
+    return len(causes) + (causes >= {Cause.BUCKETS, Cause.NOT_IN_THE_FORMULA})
+
+
 def _matched(calls: Calls, expected: Calls) -> tuple[Explanation, ...] | None:
     """What makes the calls out of the formula's: other portions of the same bytes, calls on top, both or neither."""
     left, open_calls = calls - expected, expected - calls
-    on_top = _part_of_sum(left, bytes_of(left) - bytes_of(open_calls)) if open_calls else left
+    on_top: Calls | None = left
+    if open_calls:  # all calls of a size are on top or none are: otherwise almost any bytes could be made to fit
+        on_top = _part_of_sum(left, bytes_of(left) - bytes_of(open_calls), whole_sizes=True)
     if on_top is None or (open_calls and left == on_top):
         return None
     return (*_buckets(open_calls, left - on_top), *([_on_top(on_top)] if on_top else []))
@@ -228,23 +238,27 @@ def _on_top(calls: Calls) -> Explanation:
     return Explanation(Cause.NOT_IN_THE_FORMULA, bytes_of(calls), text, calls.total())
 
 
-def _part_of_sum(calls: Calls, total: int) -> Calls | None:
-    """Some of the calls whose bytes add up to `total`: of one size if that can be, else of few; None where none do."""
+def _part_of_sum(calls: Calls, total: int, whole_sizes: bool = False) -> Calls | None:
+    """Some of the calls whose bytes add up to `total`, or None: of one size if that can be, else the large ones first.
+
+    With `whole_sizes` all calls of a size are among them or none.
+    """
     if total <= 0:
         return Counter() if total == 0 else None
-    of_one_size = [size for size, count in calls.items() if size and total % size == 0 and total // size <= count]
+    choices = {size: [count] if whole_sizes else range(1, count + 1) for size, count in calls.items() if size}
+    of_one_size = [size for size, times in choices.items() if total % size == 0 and total // size in times]
     if of_one_size:
         return Counter({max(of_one_size): total // max(of_one_size)})
     reached: dict[int, tuple[tuple[int, int], ...]] = {0: ()}
     tries = 0
-    for size, count in sorted(calls.items(), reverse=True):
+    for size, choice in sorted(choices.items(), reverse=True):
         for so_far, chosen in list(reached.items()):
-            most = min(count, (total - so_far) // size) if size else 0
-            tries += most
+            tries += len(choice)
             if tries > MOST_TRIES:
                 return None
-            for times in range(1, most + 1):
-                reached.setdefault(so_far + size * times, (*chosen, (size, times)))
+            for times in choice:
+                if so_far + size * times <= total:
+                    reached.setdefault(so_far + size * times, (*chosen, (size, times)))
     return Counter(dict(reached[total])) if total in reached else None
 
 
