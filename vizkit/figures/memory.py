@@ -13,7 +13,7 @@ from vizkit.figures.describe import MAX_RANKS_LISTED, remember, summarise
 from vizkit.figures.empty import nothing_to_show
 from vizkit.figures.links import link_traces
 from vizkit.figures.memory_areas import LEGEND, MemoryRows, area_traces, expected_text
-from vizkit.figures.theme import AXIS_STYLE, CLEAR, TimeAxis, base_layout
+from vizkit.figures.theme import AXIS_STYLE, TimeAxis, base_layout
 from vizkit.figures.timeline import FOOTER_PX, GAP_PX, HEADER_PX, legend_px, rank_axis, rows_px, subtitle, time_axis
 from vizkit.memory_samples import CATEGORIES
 from vizkit.metrics.memory import holdings
@@ -24,15 +24,17 @@ ROW_PX = (44, 170)
 """Least and greatest height of a rank's row of memory."""
 ROWS_PX = 480
 """Of all rows together, as long as each fits."""
+MAX_ROOMY_ROWS = 4
+"""Up to so many rows have room for labels of two lines."""
 
 
 def memory_figure(trace: Trace, expected: Any = None, *, title: str | None = None, max_frames: int = 100) -> go.Figure:
     """What each rank did, and below it what its tensors held meanwhile, by category, animated under one cursor.
 
-    Draws the counters of `vk.track_memory`: stacked areas, all ranks to one scale, each row's peak at its right. Of
-    more than 16 ranks 16 are drawn, the fullest among them. `expected` is what a model says: bytes by category, or an object
-    with `parameters_bytes` and so on, such as `vk.memory.per_rank` and `vk.memory.model_states` give, or one of these a
-    rank. Its sum is a dashed line; the categories that it names lie lowest, so that they should reach the line.
+    Draws the counters of `vk.track_memory`: stacked areas, all ranks to one scale, the peak of each row at its right.
+    Of more than 16 ranks 16 are drawn, the fullest among them. `expected` is what a model says: bytes by category, or
+    an object with `parameters_bytes` and so on, such as `vk.memory.per_rank` and `vk.memory.model_states` give, or one
+    of these a rank. Its sum is a dashed line; the categories that it names lie lowest, so that they should reach it.
     Raises `InvalidInputError` for a trace without such counters, for categories that do not exist, and for fewer than
     2 frames.
 
@@ -81,19 +83,23 @@ def _lay_out(
         yaxis3=_peaks_axis(memory),
     )
     fig.layout[LEGEND] = {
-        **fig.layout.legend.to_plotly_json(), "y": share, "title": {"text": "memory of tensors"}, "bgcolor": CLEAR,
+        **fig.layout.legend.to_plotly_json(), "x": 1.035, "y": share, "title": {"text": "memory of tensors"},
     }  # fmt: skip
     # an axis is drawn only where a trace lies on it
     fig.add_scatter(x=[None], y=[None], yaxis="y3", showlegend=False, hoverinfo="skip")
 
 
 def _memory_axis(memory: MemoryRows, share: float) -> dict[str, object]:
-    """Rows with a line at each floor, the rank named in the middle."""
+    """Each row's rank at its floor, and what is expected at its height."""
     count = len(memory.rows)
+    places = [(position + 0.94, f"rank {held.rank}") for position, held in enumerate(memory.rows)]
+    word = "expected<br>" if count <= MAX_ROOMY_ROWS else ""
+    for position, level in memory.expected_levels.items():
+        places.append((level, f"{word}{bytes_text(sum(memory.expected[position].values()))}"))
     return {
         **AXIS_STYLE, "domain": (0, share), "range": (count + 0.02, 0), "fixedrange": True, "showgrid": False,
-        "tickvals": [position + 0.58 for position in range(count)],
-        "ticktext": [f"rank {held.rank}" for held in memory.rows],
+        "tickvals": [place for place, _ in places],
+        "ticktext": [text for _, text in places],
     }  # fmt: skip
 
 

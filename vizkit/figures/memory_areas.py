@@ -18,7 +18,7 @@ from vizkit.units import bytes_text
 ROW_HEIGHT = 0.84
 """Of a rank's areas at the highest value, as a share of its row."""
 MAX_ROWS = 16
-MAX_POINTS, MAX_POINTS_OF_ALL = 600, 2_400
+MAX_POINTS, MAX_POINTS_OF_ALL = 400, 1_200
 """Samples drawn of one rank, and of all."""
 LOOKS: Mapping[str, tuple[str, str]] = {
     "parameters": (BLUE, ""),
@@ -65,6 +65,12 @@ class MemoryRows:
     def highest(self) -> float:
         measured = [float(row.num_bytes.sum(1).max()) for row in self.rows]
         return max(*measured, *(sum(expected.values()) for expected in self.expected), 1.0)
+
+    @property
+    def expected_levels(self) -> dict[int, float]:
+        """Where the expected line of each row lies, by position."""
+        levels = {i: self.y_of(i, sum(expected.values())) for i, expected in enumerate(self.expected) if expected}
+        return {position: float(level) for position, level in levels.items()}
 
     def y_of(self, position: int, num_bytes: Any) -> Any:
         """Where a value lies: row p reaches from p + 1 up to p."""
@@ -118,8 +124,10 @@ def _shown(tracked: Sequence[Holdings]) -> list[int]:
     if len(tracked) <= MAX_ROWS:
         return list(range(len(tracked)))
     fullest = int(np.argmax([held.num_bytes.sum(1).max() for held in tracked]))
-    spaced = np.linspace(0, len(tracked) - 1, MAX_ROWS - 1).astype(int).tolist()
-    return sorted({fullest, *spaced})
+    spaced = np.linspace(0, len(tracked) - 1, MAX_ROWS).astype(int)
+    if fullest not in spaced:
+        spaced[np.abs(spaced - fullest).argmin()] = fullest
+    return spaced.tolist()
 
 
 def area_traces(memory: MemoryRows, axis: TimeAxis, duration: float, yaxis: str) -> list[dict[str, Any]]:
@@ -144,6 +152,8 @@ def _outline(
     times: np.ndarray, top: np.ndarray, bottom: np.ndarray, num_bytes: np.ndarray, duration: float
 ) -> tuple[np.ndarray, ...]:
     """A closed band of steps, with a gap after it: x, y, bytes."""
+    steps = np.append(True, (np.diff(top) != 0) | (np.diff(bottom) != 0))
+    times, top, bottom, num_bytes = (column[steps] for column in (times, top, bottom, num_bytes))
     x = np.append(np.repeat(times, 2)[1:], duration)
     there, back = np.repeat(top, 2), np.repeat(bottom, 2)[::-1]
     value = np.repeat(num_bytes, 2)
@@ -158,7 +168,8 @@ def _area(name: str, parts: Sequence[tuple[np.ndarray, ...]], yaxis: str) -> dic
     x, y, value = (np.concatenate(column) for column in zip(*parts, strict=True))
     color, shape = LOOKS[name]
     return {
-        "type": "scatter", "x": x.astype(np.float32), "y": y.astype(np.float32), "customdata": value, "yaxis": yaxis,
+        "type": "scatter", "x": x.astype(np.float32), "y": y.astype(np.float32), "yaxis": yaxis,
+        "customdata": value.astype(np.float32),
         "mode": "lines", "fill": "toself", "line": {"width": 0.6, "color": color}, "fillcolor": color,
         "fillpattern": {"shape": shape, "fgcolor": HATCH, "bgcolor": color, "size": 6, "solidity": 0.2},
         "hoveron": "points", "hovertemplate": f"{name} %{{customdata:.4~s}}B at %{{x:.6~g}}<extra></extra>",
@@ -167,23 +178,17 @@ def _area(name: str, parts: Sequence[tuple[np.ndarray, ...]], yaxis: str) -> dic
 
 
 def _expected_lines(memory: MemoryRows, duration: float, yaxis: str) -> dict[str, Any] | None:
-    """A dashed line in each row at the sum of what is expected, with its label at the left end."""
-    x: list[Any] = []
-    y: list[Any] = []
-    text: list[str] = []
-    for position, expected in enumerate(memory.expected):
-        if expected:
-            total = sum(expected.values())
-            level = float(memory.y_of(position, total))
-            x += [0, duration, None]
-            y += [level, level, None]
-            text += [f" {expected_text(expected)}", "", ""]
-    if not x:
+    """A dashed line in each row at the sum of what is expected; its value stands at the axis."""
+    levels = memory.expected_levels
+    if not levels:
         return None
+    named = [name for name in memory.order if any(name in expected for expected in memory.expected)]
+    reach = "" if len(named) == len(CATEGORIES) else f" {named[0]}" if len(named) == 1 else f" up to {named[-1]}"
     return {
-        "type": "scatter", "x": x, "y": y, "yaxis": yaxis, "mode": "lines+text", "text": text,
-        "textposition": "top right", "textfont": {"color": TEXT, "size": 11}, "cliponaxis": False,
-        "line": {"color": TEXT, "width": 2, "dash": "dash"}, "hoverinfo": "skip", "name": "expected", "legend": LEGEND,
+        "type": "scatter", "x": [0, duration, None] * len(levels), "mode": "lines", "yaxis": yaxis,
+        "y": [value for level in levels.values() for value in (level, level, None)],
+        "line": {"color": TEXT, "width": 2, "dash": "dash"}, "hoverinfo": "skip", "name": f"expected{reach}",
+        "legend": LEGEND,
     }  # fmt: skip
 
 

@@ -48,7 +48,8 @@ class Watched:
         for optimizer in self._optimizers:
             inner = (value for value in vars(optimizer).values() if isinstance(value, Optimizer))
             for holder in (optimizer, *inner):
-                yield from (tensor for tensor in tensors_in(dict(holder.state)) if tensor.dim())
+                for state in holder.state.values():
+                    yield from (tensor for tensor in tensors_in(state) if tensor.dim())
         yield from tensors_in(self._state)
 
 

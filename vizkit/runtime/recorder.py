@@ -201,7 +201,7 @@ class Recorder:
             self.memory.sample(wall)
         self.events.append((code, self.thread, wall, mark, wall, mark, told))
         if self.tensors is not None:
-            self.tensors.look(True)
+            self.tensors.look(code == CLOSED)
 
     def _sample_memory(self, now: int) -> None:
         if self.memory is not None:
