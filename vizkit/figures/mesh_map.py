@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from vizkit.figures.animation import add_frames
 from vizkit.figures.describe import counted, remember
-from vizkit.figures.mesh_cells import CASING, CELL_COLORS, CORE, cells, on_grid, shades
+from vizkit.figures.mesh_cells import CASING, CELL_COLORS, CORE, cells, on_grid, packed, shades
 from vizkit.figures.mesh_grid import LABEL_PX, ROW_LABEL_PX, MeshGrid
 from vizkit.figures.theme import AXIS_STYLE, TEXT, base_layout
 from vizkit.mesh import Mesh
@@ -119,7 +119,7 @@ def _hover(mesh: Mesh) -> tuple[np.ndarray, str]:
         i = len(facts)
         line = f"{name}=%{{customdata[{i}]}}: group %{{customdata[{i + 1}]}}"
         facts += [place, group_numbers(mesh, name)]
-        if size <= MAX_LISTED_MEMBERS:
+        if size <= (MAX_LISTED_MEMBERS if mesh.world_size <= MAX_NUMBERED_RANKS else 2):
             members = [first + member * step for member in range(size)]
             listed = ", ".join(f"%{{customdata[{len(facts) + member}]}}" for member in range(size))
             line += f", {'rank' if size == 1 else 'ranks'} {listed}"
@@ -129,7 +129,7 @@ def _hover(mesh: Mesh) -> tuple[np.ndarray, str]:
             line += f", ranks %{{customdata[{len(facts)}]}} to %{{customdata[{len(facts) + 1}]}}{every}"
         facts += members
         lines.append(line)
-    return np.stack(facts, axis=1).astype(np.int32), "<br>".join(lines) + "<extra></extra>"
+    return packed(np.stack(facts, axis=1)), "<br>".join(lines) + "<extra></extra>"
 
 
 def _links(grid: MeshGrid, axis: str) -> dict[str, object]:

@@ -9,13 +9,13 @@ import plotly.graph_objects as go
 
 from vizkit.figures.animation import add_frames
 from vizkit.figures.describe import remember
-from vizkit.figures.mesh_cells import CASING, CELL_COLORS, CORE, cells, on_grid, shades
+from vizkit.figures.mesh_cells import CASING, CELL_COLORS, CORE, cells, on_grid, packed, shades
 from vizkit.figures.mesh_grid import LABEL_PX, ROW_LABEL_PX
 from vizkit.figures.sharding_panels import TOP, Boxes
 from vizkit.figures.sharding_play import Moment, Play
 from vizkit.figures.theme import AXIS_STYLE, CLEAR, EMPTY_CELL, HATCH, OUTLINE, TEXT, base_layout
 from vizkit.mesh import Mesh
-from vizkit.sharding import Pieces, Placements, pieces, redistribution
+from vizkit.sharding import Pieces, Placements, check_placements, pieces, redistribution
 
 MAX_SLICED_COLUMNS = 8
 FRAME_MS = 450
@@ -43,7 +43,8 @@ def sharding_map(
     >>> fig.layout.sliders[0].steps[0].label, fig.layout.sliders[0].steps[-1].label
     ('before: S(0)', 'after: R')
     """
-    held = pieces(mesh, shape, before)
+    mesh = Mesh.of(mesh)
+    held = pieces(mesh, shape, check_placements(mesh, shape, before, "before"))
     steps = (
         redistribution(mesh, shape, before, after, element_bytes=element_bytes, backend=backend)
         if after is not None
@@ -126,7 +127,7 @@ def _facts(state: Pieces) -> np.ndarray:
     coordinates = np.indices(state.mesh.sizes).reshape(len(state.mesh.sizes), -1).T
     ends = np.stack([state.start, state.stop], axis=2).reshape(len(coordinates), -1)
     facts = np.hstack([np.arange(len(coordinates))[:, None], coordinates, ends])
-    return facts.astype(np.min_scalar_type(int(facts.max())) if facts.max() < 1 << 16 else np.int32)
+    return packed(facts)
 
 
 def _hover(mesh: Mesh, num_dims: int) -> str:

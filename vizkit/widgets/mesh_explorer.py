@@ -7,10 +7,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
-import plotly.graph_objects as go
 
 from vizkit.errors import InvalidInputError
 from vizkit.figures.animation import show_frame
@@ -23,6 +22,9 @@ from vizkit.mesh import Mesh
 from vizkit.sharding import Placements, check_placements, check_shape, redistribution
 from vizkit.units import bytes_text
 from vizkit.widgets.player import PLOTLY_MIME_TYPE
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 MAX_AXIS, MAX_AXES, MAX_DIM = 16, 4, 64
 MAX_WORLD_SIZE = 1024
