@@ -323,6 +323,22 @@ def test_a_run_without_communication() -> None:
 
 # How it reads
 
+
+@pytest.mark.parametrize(
+    ("calls", "verdict"),
+    [
+        ([60], "equal to the formula"),
+        ([40, 20], "equal to the formula"),
+        ([64], "the formula's calls and no others; every difference is explained"),
+        ([60, 8], "every difference is explained; some calls are not in the formula"),
+        ([50], "NOT explained: dp all_gather"),
+    ],
+)
+def test_the_last_line_is_the_verdict(calls: list[int], verdict: str) -> None:
+    found = vk.ledger(trace(spans(ALL_GATHER, WORLD, *calls)), vk.Mesh(dp=4), formula(ALL_GATHER, 60))
+    assert str(found).splitlines()[-1] == verdict
+
+
 EXAMPLE = (
     trace(spans(ALL_REDUCE, DP, 600, 424, 4), spans(REDUCE_SCATTER, TP, 64)),
     vk.Mesh(dp=2, tp=2),
@@ -340,7 +356,7 @@ def test_text() -> None:
         "dp all_reduce: not in the formula: 1 call of 4 B",
         "tp reduce_scatter: gloo runs reduce-scatter as an all-reduce of the full input: "
         "+32 B a rank beside the textbook's",
-        "equal to the formula and what is not in it",
+        "every difference is explained; some calls are not in the formula",
     ]
 
 

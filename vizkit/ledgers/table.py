@@ -104,9 +104,10 @@ def _verdict(ledger: Ledger) -> Iterator[str]:
     if not ledger.has_formula:
         return
     if ledger.matches:
-        yield "equal to the formula"
+        same = not any(row.difference_bytes for row in ledger.rows)
+        yield "equal to the formula" if same else "the formula's calls and no others; every difference is explained"
     elif ledger.explained:
-        yield "equal to the formula and what is not in it"
+        yield "every difference is explained; some calls are not in the formula"
     else:
         yield "NOT explained: " + ", ".join(f"{row.axis} {row.kind.value}" for row in ledger.rows if not row.explained)
 
