@@ -151,7 +151,7 @@ class TestFigure:
         )
 
     def test_it_stays_small(self):
-        """8 ranks with 600 samples each."""
+        """8 ranks with 600 samples each, none like the one before: less than a notebook may have in all."""
         rng = np.random.default_rng(0)
         rows = [rng.integers(0, 10**6, (600, 4)).tolist() for _ in range(8)]
-        assert len(vk.memory_figure(traced(*rows)).to_json()) < 250_000
+        assert len(vk.memory_figure(traced(*rows)).to_json()) < 400_000
