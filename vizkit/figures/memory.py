@@ -43,7 +43,7 @@ def memory_figure(trace: Trace, expected: Any = None, *, title: str | None = Non
     >>> trace = Trace.from_spans([Span(0, "F", 0, 5_000_000)], clock="virtual", counters=[counter])
     >>> fig = memory_figure(trace, {"parameters": 4_000})
     >>> fig.layout.sliders[0].steps[-1].label, [part.name for part in fig.data if part.legend == "legend2"]
-    ('5 ms · most: rank 0, 4 kB', ['parameters', 'expected'])
+    ('5 ms · most: rank 0, 4 kB', ['parameters', 'expected parameters'])
     """
     times = frame_times(1.0, max_frames)
     heading = title or "What each rank did, and what its tensors held"
