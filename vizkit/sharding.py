@@ -16,8 +16,6 @@ from vizkit.mesh import Mesh
 from vizkit.sizes import whole_number
 from vizkit.trace import SpanKind
 
-TORCH_CLASSES = ("Shard", "Replicate", "Partial")
-
 
 class PlacementKind(StrEnum):
     """What the ranks along one axis of a mesh hold of a tensor: pieces of it, all of it, or summands of it."""
@@ -47,7 +45,7 @@ class Placement:
         """
         if isinstance(placement, cls):
             return placement
-        if isinstance(placement, str) or type(placement).__name__ in TORCH_CLASSES:
+        if isinstance(placement, str) or type(placement).__name__ in ("Shard", "Replicate", "Partial"):
             for kind, form in _FORMS.items():
                 if found := form.fullmatch(str(placement).replace(" ", "")):
                     dim = int(found[1]) if kind is PlacementKind.SHARD else -1
@@ -61,8 +59,7 @@ class Placement:
         )
 
     def __str__(self) -> str:
-        inside = {"S": f"({self.dim})", "P": f"({self.reduce_op})"}
-        return self.kind.value + inside.get(self.kind, "")
+        return self.kind.value + {"S": f"({self.dim})", "P": f"({self.reduce_op})"}.get(self.kind, "")
 
 
 _FORMS = {
@@ -338,12 +335,11 @@ def _step(
     )
 
 
-_S, _R, _P = PlacementKind.SHARD, PlacementKind.REPLICATE, PlacementKind.PARTIAL
-_COLLECTIVES = {
-    (_S, _R): SpanKind.ALL_GATHER,
-    (_P, _R): SpanKind.ALL_REDUCE,
-    (_P, _S): SpanKind.REDUCE_SCATTER,
-    (_S, _S): SpanKind.ALL_TO_ALL,
+_COLLECTIVES: dict[tuple[str, str], SpanKind] = {
+    ("S", "R"): SpanKind.ALL_GATHER,
+    ("P", "R"): SpanKind.ALL_REDUCE,
+    ("P", "S"): SpanKind.REDUCE_SCATTER,
+    ("S", "S"): SpanKind.ALL_TO_ALL,
 }
 
 

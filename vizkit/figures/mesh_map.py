@@ -135,13 +135,14 @@ def _hover(mesh: Mesh) -> tuple[np.ndarray, str]:
 def _links(grid: MeshGrid, axis: str) -> dict[str, object]:
     """A line through the ranks of each group, beside those of other groups that pass the same cells."""
     groups = np.array(grid.mesh.groups(axis))
-    if groups.shape[1] == 1:
+    across, down = _spread(grid.column[groups]), _spread(grid.row[groups])
+    if not (across ^ down).all():  # one rank alone, or a wrapped axis
         return {"x": [], "y": []}
     beside_x, beside_y = (_beside(grid, groups, is_across) for is_across in (True, False))
     if max(len(np.unique(beside_x)), len(np.unique(beside_y))) > MAX_PARALLEL_LINES:
         return {"x": [], "y": []}
-    x = grid.x[groups] + 0.5 + np.where(_spread(grid.column[groups]), 0, beside_y)
-    y = grid.y[groups] + 0.5 + np.where(_spread(grid.row[groups]), 0, beside_x)
+    x = grid.x[groups] + 0.5 + np.where(across, 0, beside_y)
+    y = grid.y[groups] + 0.5 + np.where(down, 0, beside_x)
     gap = np.full((len(groups), 1), np.nan)
     return {"x": np.hstack([x, gap]).ravel().round(4), "y": np.hstack([y, gap]).ravel().round(4)}
 
