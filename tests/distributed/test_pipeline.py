@@ -441,7 +441,7 @@ def test_partial_and_module_losses_say_how_they_reduce() -> None:
 
 
 def work_then_step(schedule: vk.Schedule) -> None:
-    """Stages heavy enough that compute, not Python, takes the time on a busy machine too; two steps with an optimizer."""
+    """Two steps of stages so heavy that compute takes the time, not Python, on a busy machine too."""
     width, samples = 512, 64
     torch.manual_seed(0)
     modules = [nn.Sequential(*(nn.Linear(width, width) for _ in range(depth))) for depth in (16, 4)]

@@ -240,7 +240,8 @@ class TestActivations:
         ({"pp": 5}, "pp=5: does not divide num_layers=48; use pp=4 or pp=6"),
         ({"recompute": "some"}, "recompute='some': is no way to recompute; use one of none, selective, full"),
         ({"schedule": "mine"},
-         f"schedule='mine': is not a schedule that vizkit knows; did you mean V-Min? use one of {', '.join(vk.schedule_names())}"),
+         "schedule='mine': is not a schedule that vizkit knows; did you mean V-Min? use one of "
+         + ", ".join(vk.schedule_names())),
     ])  # fmt: skip
     def test_what_it_refuses(self, layout, message):
         with pytest.raises(vk.InvalidInputError) as caught:

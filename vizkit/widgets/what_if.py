@@ -29,10 +29,10 @@ def explorer(draw: Callable[..., Answer], /, **controls: Any) -> Explorer:
     """Controls for the arguments of `draw`, and what it returns for them: a text, a figure, or both.
 
     Each control is what `ipywidgets.interact` takes: a number, (least, most) or (least, most, step), a list of choices,
-    a bool, or a widget of your own; it begins at the argument's default, if there is one. `draw` is called with their values at each change; an `InvalidInputError` that it
-    raises shows as a message, and what was shown before stays. Needs a kernel to answer; a saved notebook has the
-    first answer. Raises `InvalidInputError` without controls, for one that interact does not take, and where `draw`
-    refuses the values to begin with.
+    a bool, or a widget of your own; it begins at the argument's default, if there is one. `draw` is called with their
+    values at each change; an `InvalidInputError` that it raises shows as a message, and what was shown before stays.
+    Needs a kernel to answer; a saved notebook has the first answer. Raises `InvalidInputError` without controls, for
+    one that interact does not take, and where `draw` refuses the values to begin with.
 
     >>> view = explorer(lambda ranks, bucket: f"{ranks} ranks, {bucket} MB", ranks=(1, 8), bucket=[1, 25])
     >>> view.controls["bucket"].value = 25
