@@ -130,7 +130,7 @@ class _Replay:
             spans,
             clock=Clock.VIRTUAL,
             world_size=self._record.world_size,
-            counters=[counter for rank in self._ranks.values() for counter in _memory(rank)],
+            counters=[c for rank in self._ranks.values() for c in _memory(rank, by_order=self._durations is not None)],
             notes=notes,
         )
 
@@ -262,8 +262,12 @@ def _what_is_missing(operation: _Operation, ranks: Mapping[int, _Rank]) -> tuple
     )
 
 
-def _memory(rank: _Rank) -> Iterator[Counter]:
-    """Memory samples, moved from the wall clock to where the same events lie on the virtual one."""
+def _memory(rank: _Rank, by_order: bool) -> Iterator[Counter]:
+    """Memory samples, moved from the wall clock to where the same events lie on the virtual one.
+
+    `by_order`: those of tensors, which the program itself takes, are spread evenly over the work before the next event,
+    so that they lie at the same times in every run.
+    """
     record = rank.record
     wall = np.maximum.accumulate(
         [record.start_wall_ns, *(event.end_wall_ns for event in record.events), record.end_wall_ns]
@@ -274,5 +278,14 @@ def _memory(rank: _Rank) -> Iterator[Counter]:
 
     if record.memory_wall_ns:
         yield Counter("memory", record.rank, moved(record.memory_wall_ns), np.array(record.memory_bytes, np.int64))
-    if record.tensors is not None:
-        yield from record.tensors.counters(record.rank, moved(record.tensors.wall_ns))
+    if (tensors := record.tensors) is not None:
+        times_ns = _spread(rank, wall, tensors.wall_ns) if by_order else moved(tensors.wall_ns)
+        yield from tensors.counters(record.rank, times_ns)
+
+
+def _spread(rank: _Rank, wall: np.ndarray, wall_ns: np.ndarray) -> np.ndarray:
+    """Virtual times of samples: of n between two events, sample i lies at (i + 1)/(n + 1) of the work between them."""
+    stretch = np.searchsorted(wall[1:-1], wall_ns, side="right")
+    number = np.bincount(stretch, minlength=len(rank.work))[stretch]
+    place = np.arange(len(stretch)) - np.searchsorted(stretch, stretch) + 1
+    return rank.times_ns[stretch] + np.asarray(rank.work, np.int64)[stretch] * place // (number + 1)

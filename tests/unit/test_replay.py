@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections import defaultdict
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from tests.handmade import Step, gpipe, record
 from vizkit import Durations, InvalidInputError, Link, Trace, as_grid
 from vizkit.collectives import time_s
+from vizkit.memory_samples import CATEGORIES, MemorySamples
 from vizkit.record import Record
 from vizkit.replay import replay
 from vizkit.trace import COLLECTIVE_KINDS, Role, SpanKind
@@ -160,6 +163,24 @@ def test_durations_by_stage_and_kinds_left_out() -> None:
     trace = replay(record(*programs), durations={"F": [1.0, 3.0]})
     assert lane(trace, 0) == [("F", 0, SECOND), ("data", SECOND, SECOND)]
     assert lane(trace, 1) == [("F", 0, 3 * SECOND), ("data", 3 * SECOND, 3 * SECOND)]
+
+
+def test_tensor_samples_lie_at_the_same_times_in_every_run_of_given_durations() -> None:
+    """Two samples between a forward's events lie at 1/3 and 2/3 of it, however long each took on this machine."""
+
+    def times_ns(*wall_ns: int, durations: Durations | None) -> list[int]:
+        program = [("open", "F"), ("work", 300), ("close",), ("work", 50)]  # wall: 1000 to 1010, to 1310, to 1320
+        (rank,) = record(program).ranks
+        samples = MemorySamples(np.array(wall_ns), np.arange(4 * len(wall_ns)).reshape(-1, 4))
+        trace = replay(Record((dataclasses.replace(rank, tensors=samples),)), durations=durations)
+        assert [counter.name for counter in trace.counters] == list(CATEGORIES)
+        return trace.counters[0].times_ns.tolist()
+
+    given = Durations(F=3)
+    slow, fast = (1005, 1011, 1300, 1330, 1360), (1001, 1030, 1031, 1321, 1322)
+    assert times_ns(*slow, durations=given) == times_ns(*fast, durations=given)
+    assert times_ns(*slow, durations=given) == [0, SECOND, 2 * SECOND, 3 * SECOND, 3 * SECOND]
+    assert times_ns(*slow, durations=None) != times_ns(*fast, durations=None)
 
 
 def test_ddp_buckets_are_posted_evenly_over_a_backward_of_given_duration() -> None:
