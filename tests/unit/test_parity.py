@@ -46,6 +46,7 @@ def test_the_largest_difference_leads() -> None:
     assert found.worst is not None
     assert (found.worst.name, found.worst.rank, found.worst.largest) == ("gradients.w", 1, 0.5)
     assert "✗" in found._repr_html_()
+    assert repr(found) == str(found)
 
 
 @settings(max_examples=60, deadline=None)

@@ -40,7 +40,7 @@ class Difference:
         return f"{self.name} on rank {self.rank}: {self.largest:.2g}, {relation} {self.allowed:.2g} ({self.dtype})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Parity:
     """What `parity` found: a `Difference` for each value that a rank holds, and the names that none holds.
 
@@ -76,6 +76,8 @@ class Parity:
         elif self.worst:
             lines.append(f"largest difference: {self.worst}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         mark, colour = ("✓", "#009E73") if self.holds else ("✗", "#D55E00")
