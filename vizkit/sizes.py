@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import numpy as np
 
 from vizkit.errors import InvalidInputError
+
+
+_FARTHEST = 100_000
+"""How far from a wrong divisor right ones are looked for."""
 
 
 def whole_number(name: str, value: object) -> int:
@@ -33,8 +38,9 @@ def divides(name: str, value: int, by: str, divisor: int) -> None:
     vizkit.errors.InvalidInputError: heads=5: does not divide hidden=16; use heads=4 or heads=8
     """
     if value % divisor:
-        below = next(d for d in range(divisor, 0, -1) if value % d == 0)
-        above = next((d for d in range(divisor, value + 1) if value % d == 0), None)
+        start = min(divisor, value)
+        below = next((d for d in range(start, max(start - _FARTHEST, 0), -1) if value % d == 0), gcd(value, divisor))
+        above = next((d for d in range(divisor, min(value, divisor + _FARTHEST) + 1) if value % d == 0), None)
         nearest = " or ".join(f"{by}={d}" for d in (below, above) if d)
         raise InvalidInputError.because(by, divisor, f"does not divide {name}={value}", f"use {nearest}")
 
