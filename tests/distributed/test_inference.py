@@ -6,7 +6,9 @@ The functions under test are the notebook's own: its imports and definitions, wi
 from __future__ import annotations
 
 import ast
+import functools
 import types
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +18,6 @@ import torch
 
 import vizkit as vk
 from vizkit.runtime.gpt import GPT, TINY, generate
-from vizkit.runtime.run import Run
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "11_inference.ipynb"
 USED = {
@@ -55,52 +56,63 @@ def _defined(node: ast.stmt) -> str | None:
     return target.id if isinstance(target, ast.Name) else getattr(node, "name", None)
 
 
-def same_as_one_process(run: Run, names: types.SimpleNamespace) -> None:
-    """Exactly: token numbers of all requests, each answered by some rank."""
-    truth = generate(GPT(names.SIZES, seed=5).requires_grad_(False), names.PROMPTS, NEW)[:, PROMPT:]
-    found = vk.parity([{"tokens": rank["tokens"]} for rank in run.results], {"tokens": dict(enumerate(truth))})
-    assert found, str(found)
-
-
 WAYS = {
     "replicas": lambda names: names.replicas,
     "layer-wise": lambda names: partial(names.staged, 1),
     "pipeline of fewer groups than ranks": lambda names: partial(names.staged, 2),
-    "pipeline": lambda names: partial(names.staged, 3),
+    "pipeline of unequal groups": lambda names: partial(names.staged, 4),
     "pipeline of single requests": lambda names: partial(names.staged, REQUESTS),
     "by heads": lambda names: names.by_heads,
     "with PyTorch": lambda names: names.with_plan,
 }
+SIZES = {1: WHOLE, 2: GROUPED, 3: UNEVEN, 4: WHOLE}
+
+
+@functools.cache
+def answers(world_size: int) -> tuple[dict, ...]:
+    """What each rank returns in each way, one after the other in one launch."""
+    names = lesson(SIZES[world_size])
+    ways = {name: way(names) for name, way in WAYS.items()}
+    return vk.launch(lambda: {name: way() for name, way in ways.items()}, world_size=world_size, device="cpu").results
+
+
+def tokens_of(results: Iterable[dict]) -> list[dict]:
+    return [{"tokens": rank["tokens"]} for rank in results]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("sizes", "world_size"), [(WHOLE, 1), (GROUPED, 2), (UNEVEN, 3), (WHOLE, 4)])
-def test_the_tokens_are_those_of_one_process(way: str, sizes: vk.Transformer, world_size: int) -> None:
+@pytest.mark.parametrize("world_size", SIZES)
+def test_the_tokens_are_those_of_one_process(way: str, world_size: int) -> None:
     """At 1 to 4 ranks: uneven stages and replicas, groups of unequal size, six heads on three, grouped queries."""
-    names = lesson(sizes)
-    same_as_one_process(vk.launch(WAYS[way](names), world_size=world_size, device="cpu"), names)
+    names = lesson(SIZES[world_size])
+    truth = generate(GPT(names.SIZES, seed=5).requires_grad_(False), names.PROMPTS, NEW)[:, PROMPT:]
+    found = vk.parity(tokens_of(rank[way] for rank in answers(world_size)), {"tokens": dict(enumerate(truth))})
+    assert found, str(found)
 
 
-@pytest.mark.parametrize(("sizes", "world_size"), [(GROUPED, 2), (UNEVEN, 3), (WHOLE, 4)])
-def test_each_rank_keeps_its_heads_of_the_cache(sizes: vk.Transformer, world_size: int) -> None:
+@pytest.mark.parametrize("world_size", SIZES)
+def test_each_rank_keeps_its_heads_of_the_cache(world_size: int) -> None:
     """Bytes of the real cache by the formula; the last token is never fed back."""
-    run = vk.launch(lesson(sizes).by_heads, world_size=world_size, device="cpu")
-    whole = vk.memory.key_value_cache(sizes, batch=REQUESTS, tokens=PROMPT + NEW - 1, number_bytes=4)
-    assert [rank["cache"] for rank in run.results] == [whole / world_size] * world_size
+    whole = vk.memory.key_value_cache(SIZES[world_size], batch=REQUESTS, tokens=PROMPT + NEW - 1, number_bytes=4)
+    for way in ("by heads", "with PyTorch"):
+        assert [rank[way]["cache"] for rank in answers(world_size)] == [whole / world_size] * world_size
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
-    """Two key-value heads do not go round four ranks, and the rank says so before it computes."""
-    with pytest.raises(vk.RankFailedError, match=r"tp=4: does not divide key-value heads=2; use tp=2"):
-        vk.launch(lesson(GROUPED).by_heads, world_size=4, device="cpu")
+    """Two key-value heads do not go round three ranks, and the rank says so before it computes."""
+    with pytest.raises(vk.RankFailedError, match=r"tp=3: does not divide key-value heads=2; use tp=2"):
+        vk.launch(lesson(GROUPED).by_heads, world_size=3, device="cpu")
 
 
 def test_the_draw_of_one_rank_is_everybodys() -> None:
     """Ranks with seeds of their own draw different tokens; broadcast, all have those that rank 0 draws alone."""
     names = lesson(UNEVEN)
-    apart = vk.launch(names.with_own_seed, names.drawn, world_size=3, device="cpu")
-    together = vk.launch(names.with_own_seed, names.from_rank_0, world_size=3, device="cpu")
-    assert not vk.parity([{"tokens": rank["tokens"]} for rank in apart.results], {"tokens": apart.results[0]["tokens"]})
+    choices = {"apart": names.drawn, "together": names.from_rank_0}
+    run = vk.launch(
+        lambda: {name: names.with_own_seed(choose) for name, choose in choices.items()}, world_size=3, device="cpu"
+    )
+    apart, together = (tokens_of(rank[name] for rank in run.results) for name in choices)
+    assert not vk.parity(apart, apart[0])
     torch.manual_seed(7)
     alone, _ = names.generate(names.trained(), names.PROMPTS, names.drawn)
-    assert vk.parity([{"tokens": rank["tokens"]} for rank in together.results], {"tokens": dict(enumerate(alone))})
+    assert vk.parity(together, {"tokens": dict(enumerate(alone))})
