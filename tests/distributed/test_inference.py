@@ -32,6 +32,7 @@ GROUPED = vk.Transformer(num_layers=4, hidden=32, heads=8, kv_heads=2, vocab=64,
 PROMPT, NEW, REQUESTS = 7, 5, 6
 
 
+@functools.cache
 def lesson(sizes: vk.Transformer) -> types.SimpleNamespace:
     """The notebook's functions, for an untrained model of these sizes and prompts of random tokens."""
     cells = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
