@@ -7,18 +7,17 @@ import math
 from dataclasses import dataclass
 
 from vizkit.errors import InvalidInputError
-from vizkit.memory.states import Precision, precision_of
+from vizkit.memory.states import Precision, precision_of, zero_stage_of
 from vizkit.mesh import Mesh
 from vizkit.schedules.catalogue import recipe
 from vizkit.schedules.recipe import Recipe
-from vizkit.sizes import divides, whole_number
-from vizkit.transformer import Recompute, Transformer
+from vizkit.sizes import divides, whole_number, yes_or_no
+from vizkit.transformer import Recompute, Transformer, check_model
 
 CONTEXT_WAYS = ("ring", "ulysses")
 """How attention sees the whole sequence: keys and values go round (Liu et al., 2023, arXiv:2310.01889), or heads are
 exchanged for tokens (Jacobs et al., 2023, arXiv:2309.14509)."""
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "microbatch", "num_microbatches")
-_SWITCHES = ("sequence_parallel",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +59,10 @@ class Layout:
             if type(value := getattr(self, name)) is not int or value < 1:
                 object.__setattr__(self, name, whole_number(name, value))
         if type(self.zero_stage) is not int or not 0 <= self.zero_stage <= 3:
-            raise InvalidInputError.because(
-                "zero_stage", self.zero_stage, "must be 0, 1, 2 or 3", "use 0 for plain replicas"
-            )
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidInputError.because(name, getattr(self, name), "must be True or False", f"use {name}=True")
-        if self.context_by not in CONTEXT_WAYS:
+            object.__setattr__(self, "zero_stage", zero_stage_of(self.zero_stage))
+        if type(self.sequence_parallel) is not bool:
+            object.__setattr__(self, "sequence_parallel", yes_or_no("sequence_parallel", self.sequence_parallel))
+        if not isinstance(self.context_by, str) or self.context_by not in CONTEXT_WAYS:
             raise InvalidInputError.unknown("context_by", self.context_by, "is no way to see all keys", CONTEXT_WAYS)
         object.__setattr__(self, "recompute", Recompute.parse(self.recompute))
         precision_of(self.precision)
@@ -74,7 +70,9 @@ class Layout:
         if plan.name == "ForwardOnly":
             raise InvalidInputError.because("schedule", self.schedule, "has no backward to train with", "use 1F1B")
         object.__setattr__(self, "schedule", plan.name)
-        plan.check(self.pp, self.num_microbatches, self.stages_per_rank, ranks_name="pp")
+        *_, stages = plan.check(self.pp, self.num_microbatches, self.stages_per_rank, ranks_name="pp")
+        if self.stages_per_rank is not None:
+            object.__setattr__(self, "stages_per_rank", stages)
         divides("dp × cp", self.dp * self.cp, "ep", self.ep)
 
     @property
@@ -131,6 +129,7 @@ class Layout:
         Traceback (most recent call last):
         vizkit.errors.InvalidInputError: tp=3: does not divide heads=4; use tp=2 or tp=4
         """
+        check_model(model)
         tp, seq = self.tp, model.seq
         if tp > 1:
             divides("heads", model.heads, "tp", tp)

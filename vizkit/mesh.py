@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import numpy as np
 
 from vizkit.errors import InvalidInputError
-from vizkit.sizes import whole_number
+from vizkit.sizes import is_whole, whole_number
 
 JOIN = "×"
 """Between the names of axes along which a group speaks together."""
+MOST_RANKS = 2**24
+"""A mesh lists its ranks, in 8 bytes each."""
 
 
 class Mesh:
     """`Mesh(dp=2, tp=4)`: 8 ranks, the last axis varies fastest, as in `torch.distributed.init_device_mesh`.
 
     `names` and `sizes` are the axes, outermost first; an axis of size 1 is fine. Raises `InvalidInputError` without an
-    axis, for a name with "×", which joins names, and for sizes below 1.
+    axis, for names without a letter, with spaces or with "×", which joins names, for sizes below 1, and for over 16
+    million ranks.
 
     >>> mesh = Mesh(dp=2, tp=4)
     >>> mesh.world_size, mesh.groups("tp"), mesh.coordinates(6)
@@ -31,14 +33,20 @@ class Mesh:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
-    def __init__(self, **axes: int) -> None:
+    def __init__(self, /, **axes: int) -> None:
         if not axes:
             raise InvalidInputError.because("axes", axes, "a mesh has at least one axis", "use Mesh(dp=4)")
         for name in axes:
-            if not name or JOIN in name:
-                raise InvalidInputError.because("axis", name, f"a name has letters and no {JOIN}", "use a name like dp")
+            if not any(map(str.isalpha, name)) or JOIN in name or len(name.split()) != 1 or not name.isprintable():
+                raise InvalidInputError.because(
+                    "axis", name, f"a name has letters, no space and no {JOIN}", "use a name like dp"
+                )
         object.__setattr__(self, "names", tuple(axes))
         object.__setattr__(self, "sizes", tuple(whole_number(name, size) for name, size in axes.items()))
+        if self.world_size > MOST_RANKS:
+            raise InvalidInputError.because(
+                "axes", axes, f"make {self.world_size:,} ranks, over {MOST_RANKS:,}", "use smaller axes"
+            )
 
     @classmethod
     def of(cls, mesh: Mesh | object) -> Mesh:
@@ -86,7 +94,7 @@ class Mesh:
         self._check_rank(rank)
         return dict(zip(self.names, (int(place) for place in np.unravel_index(rank, self.sizes)), strict=True))
 
-    def rank(self, **coordinates: int) -> int:
+    def rank(self, /, **coordinates: int) -> int:
         """The rank at these coordinates; an axis that is not given counts as 0.
 
         >>> Mesh(dp=2, tp=4).rank(dp=1, tp=2)
@@ -95,7 +103,7 @@ class Mesh:
         places = [0] * len(self.sizes)
         for axis, place in coordinates.items():
             position = self._position(axis)
-            if not _is_whole(place) or not 0 <= place < self.sizes[position]:
+            if not is_whole(place) or not 0 <= place < self.sizes[position]:
                 raise InvalidInputError.because(
                     axis, place, f"{self} has places 0 to {self.sizes[position] - 1} there", f"use {axis}=0"
                 )
@@ -129,6 +137,10 @@ class Mesh:
         >>> mesh.axis_of([1, 3]), mesh.axis_of([0, 1, 2, 3]), mesh.axis_of([0, 3])
         ('dp', 'dp×tp', '')
         """
+        try:
+            members = list(members)
+        except TypeError:
+            raise InvalidInputError.because("members", members, "must be several ranks", "use [0, 1]") from None
         for rank in members:
             self._check_rank(rank)
         places = np.array(np.unravel_index(np.array(sorted(members), np.int64), self.sizes)).T
@@ -144,7 +156,7 @@ class Mesh:
         Traceback (most recent call last):
         vizkit.errors.InvalidInputError: world_size=8: Mesh(dp=3, tp=2) needs 3 × 2 = 6 ranks; use world_size=6, or ...
         """
-        if not _is_whole(world_size) or world_size < 1:
+        if not is_whole(world_size) or world_size < 1:
             raise InvalidInputError.because(
                 "world_size", world_size, "must be a whole number, at least 1", f"use world_size={self.world_size}"
             )
@@ -166,12 +178,12 @@ class Mesh:
         return Mesh(**{name: world_size if name == self.names[0] else 1 for name in self.names})
 
     def _check_rank(self, rank: object) -> None:
-        if not _is_whole(rank) or not 0 <= rank < self.world_size:
+        if not is_whole(rank) or not 0 <= rank < self.world_size:
             last = self.world_size - 1
             raise InvalidInputError.because("rank", rank, f"{self} has ranks 0 to {last}", f"use one from 0 to {last}")
 
     def _position(self, axis: str) -> int:
-        if axis not in self.names:
+        if not isinstance(axis, str) or axis not in self.names:
             raise InvalidInputError.because("axis", axis, f"{self} has no such axis", f"use {' or '.join(self.names)}")
         return self.names.index(axis)
 
@@ -192,10 +204,6 @@ class Mesh:
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _made(axes: dict[str, int]) -> Mesh:

@@ -1,17 +1,17 @@
-"""Rules that sizes keep: whole numbers, and numbers that divide."""
+"""Rules that arguments keep: whole numbers, numbers that divide, bytes, yes or no."""
 
 from __future__ import annotations
 
 from math import gcd
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from vizkit.errors import InvalidInputError
 
-
 _FARTHEST = 100_000
 """How far from a wrong divisor right ones are looked for."""
+_LONGEST_NUMBER_BYTES = 8
 
 
 def whole_number(name: str, value: object) -> int:
@@ -23,7 +23,7 @@ def whole_number(name: str, value: object) -> int:
     Traceback (most recent call last):
     vizkit.errors.InvalidInputError: num_ranks=2.0: must be a whole number, at least 1; use num_ranks=2
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if not is_whole(value) or value < 1:
         raise InvalidInputError.because(
             name, value, "must be a whole number, at least 1", f"use {name}={_nearest_whole(value)}"
         )
@@ -43,6 +43,52 @@ def divides(name: str, value: int, by: str, divisor: int) -> None:
         above = next((d for d in range(divisor, min(value, divisor + _FARTHEST) + 1) if value % d == 0), None)
         nearest = " or ".join(f"{by}={d}" for d in (below, above) if d)
         raise InvalidInputError.because(by, divisor, f"does not divide {name}={value}", f"use {nearest}")
+
+
+def yes_or_no(name: str, value: object) -> bool:
+    """`value` as a bool, of Python or numpy; raises `InvalidInputError` for anything else.
+
+    >>> yes_or_no("gated", "no")
+    Traceback (most recent call last):
+    vizkit.errors.InvalidInputError: gated='no': must be True or False; use gated=True
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidInputError.because(name, value, "must be True or False", f"use {name}=True")
+    return bool(value)
+
+
+def not_negative(name: str, value: object, remedy: str) -> float:
+    """`value` as a number of Python; raises `InvalidInputError` where it is none, not finite or below 0.
+
+    >>> not_negative("num_params", np.float32(0.5), "use 7.5e9 or such")
+    0.5
+    """
+    if is_number(value) and 0 <= value < float("inf"):
+        return value.item() if isinstance(value, np.number) else value
+    raise InvalidInputError.because(name, value, "must be finite and not negative", remedy)
+
+
+def number_width(name: str, value: object) -> float:
+    """Bytes of one number, as a number of Python; raises `InvalidInputError` outside 0 to 8.
+
+    >>> number_width("number_bytes", np.int64(2))
+    2
+    """
+    if is_number(value) and 0 < value <= _LONGEST_NUMBER_BYTES:
+        return value.item() if isinstance(value, np.number) else value
+    raise InvalidInputError.because(
+        name, value, f"must be over 0 and at most {_LONGEST_NUMBER_BYTES}", "use 2 for 16-bit numbers"
+    )
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a real number by its type, of Python or numpy, and no bool."""
+    return is_whole(value) or isinstance(value, (float, np.floating))
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number by its type, of Python or numpy, and no bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _nearest_whole(value: Any) -> int:

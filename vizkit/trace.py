@@ -87,7 +87,7 @@ class SpanKind(enum.StrEnum):
         if isinstance(value, cls):
             return value
         for kind in cls:
-            if value in (kind.value, kind.name, kind.name.lower()):
+            if isinstance(value, str) and value in (kind.value, kind.name, kind.name.lower()):
                 return kind
         valid = ", ".join(kind.value for kind in cls)
         raise InvalidInputError.because("kind", value, "is not a kind of span", f"use one of {valid}")

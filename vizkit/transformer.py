@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from vizkit.errors import InvalidInputError
-from vizkit.sizes import divides, whole_number
+from vizkit.sizes import divides, is_whole, whole_number, yes_or_no
 
 
 class Recompute(enum.StrEnum):
@@ -28,7 +28,7 @@ class Recompute(enum.StrEnum):
         if isinstance(value, cls):
             return value
         for member in cls:
-            if value == member.value:
+            if isinstance(value, str) and value == member.value:
                 return member
         known = [member.value for member in cls]
         raise InvalidInputError.unknown("recompute", value, "is no way to recompute", known)
@@ -48,15 +48,17 @@ class Experts:
     shared: int = 0
 
     def __post_init__(self) -> None:
-        whole_number("count", self.count)
+        _set(self, "count", whole_number("count", self.count))
         if self.ffn_hidden is not None:
-            whole_number("ffn_hidden", self.ffn_hidden)
-        if isinstance(self.shared, bool) or not isinstance(self.shared, int) or self.shared < 0:
+            _set(self, "ffn_hidden", whole_number("ffn_hidden", self.ffn_hidden))
+        if not is_whole(self.shared) or self.shared < 0:
             raise InvalidInputError.because("shared", self.shared, "must be a whole number, at least 0", "use shared=0")
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or not 1 <= self.top_k <= self.count:
+        if not is_whole(self.top_k) or not 1 <= self.top_k <= self.count:
             raise InvalidInputError.because(
                 "top_k", self.top_k, f"a token visits 1 to {self.count} of {self.count} experts", "use top_k=1"
             )
+        for name in ("shared", "top_k"):
+            _set(self, name, int(getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +91,16 @@ class Transformer:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "heads", "vocab", "seq"):
-            whole_number(name, getattr(self, name))
+            _set(self, name, whole_number(name, getattr(self, name)))
         for name in ("kv_heads", "ffn_hidden"):
             if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
+                _set(self, name, whole_number(name, getattr(self, name)))
+        for name in ("gated", "bias", "rms_norm", "learned_positions", "tied_embeddings", "final_norm"):
+            _set(self, name, yes_or_no(name, getattr(self, name)))
+        if not isinstance(self.experts, Experts | None):
+            raise InvalidInputError.because(
+                "experts", self.experts, "must be a vk.Experts, or None", "use vk.Experts(count=8, top_k=2)"
+            )
         divides("hidden", self.hidden, "heads", self.heads)
         divides("heads", self.heads, "kv_heads", self.key_value_heads)
 
@@ -180,3 +188,15 @@ class Transformer:
 
     def _norm(self) -> int:
         return self.hidden * (1 if self.rms_norm else 2)
+
+
+_set = object.__setattr__
+"""Numbers of numpy become Python's, which do not overflow; for dataclasses that are frozen."""
+
+
+def check_model(model: object) -> None:
+    """Raises `InvalidInputError` for anything but a `Transformer`."""
+    if not isinstance(model, Transformer):
+        raise InvalidInputError.because(
+            "model", model, "must be a vk.Transformer", "use vk.Transformer(num_layers=24, hidden=1024, …)"
+        )

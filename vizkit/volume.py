@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from vizkit.memory.in_flight import PipelineRank, pipeline
-from vizkit.memory.shards import Shards, dense_params, shards
+from vizkit.memory.in_flight import PipelineRank, known_pipeline
+from vizkit.memory.shards import Shards, check_fit, dense_params, shards
 from vizkit.memory.states import precision_of
+from vizkit.sizes import number_width, yes_or_no
 from vizkit.trace import SpanKind
 from vizkit.transformer import Recompute, Transformer
 
@@ -79,8 +80,12 @@ def movements(
     dp all_gather 833536 B × 2
     dp reduce_scatter 833536 B × 1
     """
-    layout.check(model)
-    plan = pipeline(layout.schedule, layout.pp, layout.num_microbatches, layout.local_stages)
+    check_fit(model, layout)
+    if number_bytes is not None:
+        number_bytes = number_width("number_bytes", number_bytes)
+    yes_or_no("regather", regather)
+    yes_or_no("reduce_each_microbatch", reduce_each_microbatch)
+    plan = known_pipeline(layout.schedule, layout.pp, layout.num_microbatches, layout.local_stages)
     per = precision_of(layout.precision)
     part = shards(model, layout.tp, layout.ep)
     layers = model.num_layers // layout.num_stages * layout.local_stages

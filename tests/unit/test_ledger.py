@@ -456,11 +456,11 @@ ONE = trace(spans(ALL_REDUCE, WORLD, 8))
         ),
         (
             lambda: vk.ledger(ONE, vk.Mesh(dp=4), [Movement("dp", ALL_REDUCE, -8)]),
-            "payload_bytes=-8: must be a number, not negative; use 0 for nothing",
+            "payload_bytes=-8: must be finite and not negative; use 0 for nothing",
         ),
         (
             lambda: vk.ledger(ONE, vk.Mesh(dp=4), [Movement("dp", ALL_REDUCE, 8, float("nan"))]),
-            "times=nan: must be a number, not negative; use 0 for nothing",
+            "times=nan: must be finite and not negative; use 0 for nothing",
         ),
         (lambda: vk.ledger(ONE, steps=0), "steps=0: must be a whole number, at least 1; use steps=1"),
         (

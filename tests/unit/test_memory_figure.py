@@ -109,7 +109,7 @@ class TestExpected:
                 {"weights": 1},
                 "expected='weights': is not a category of memory; use parameters, gradients, optimizer, activations",
             ),
-            ({"gradients": -1}, "expected['gradients']=-1: must be bytes, finite and ≥ 0; correct it"),
+            ({"gradients": -1}, "expected['gradients']=-1: must be finite and not negative; give bytes, such as 4096"),
             ([ALL, ALL], "expected='2 entries': there are 1 ranks; give one a rank, or one for all"),
             (5, 'expected=5: names no bytes of any category; give {"parameters": 4096} or vk.memory.per_rank(…)'),
         ],

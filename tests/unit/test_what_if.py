@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipywidgets
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 
@@ -82,7 +83,14 @@ def test_widgets_of_ones_own_keep_their_labels() -> None:
     [
         ({}, "controls={}: an explorer needs something to move; give explorer(draw, ranks=(1, 8))"),
         ({"n": object}, "n=<class 'object'>: is no control; use (least, most), (least, most, step), a list, a number"),
+        ({"n": (8, 1)}, "n=(8, 1): is no control; use (least, most), (least, most, step), a list, a number"),
+        ({"n": []}, "n=[]: is no control; use (least, most), (least, most, step), a list, a number"),
         ({"n": [3]}, "n=3: stands first"),
+        (
+            {"n": [3], "m": 2},
+            "controls='n, m': do not fit draw(n: 'int' = 3) -> 'str': got an unexpected keyword argument 'm'; "
+            "name each argument of draw once",
+        ),
     ],
 )
 def test_what_cannot_be_moved_is_refused(controls: dict[str, object], message: str) -> None:
@@ -94,3 +102,24 @@ def test_what_cannot_be_moved_is_refused(controls: dict[str, object], message: s
     with pytest.raises(vk.InvalidInputError) as refusal:
         vk.widgets.explorer(draw, **controls)
     assert str(refusal.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        ("text", "draw='text': must be a function; give def draw(ranks): return …"),
+        (lambda n: None, "draw='NoneType': returns no text, figure or (figure, text); return a text"),
+        (lambda n: (go.Figure(),), "draw='tuple': returns no text, figure or (figure, text); return a text"),
+        (lambda n: (go.Figure(), 5), "draw='tuple': returns no text, figure or (figure, text); return a text"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(draw: object, message: str) -> None:
+    """What a function should have returned is said in its place, not by what happens to break next."""
+    with pytest.raises(vk.InvalidInputError) as refusal:
+        vk.widgets.explorer(draw, n=(1, 4))
+    assert str(refusal.value) == message
+
+
+def test_numbers_of_numpy_are_controls() -> None:
+    """A size that came out of a computation moves as Python's does."""
+    assert vk.widgets.explorer(lambda n: f"{n}", n=np.uint8(2)).words == "2"

@@ -12,6 +12,7 @@ from vizkit.errors import InvalidInputError
 from vizkit.figures.theme import BLUE, GREEN, HATCH, ORANGE, PURPLE, TEXT, TimeAxis
 from vizkit.memory_samples import CATEGORIES, rows_to_keep
 from vizkit.metrics.memory import Holdings, holdings
+from vizkit.sizes import not_negative
 from vizkit.trace import Trace
 from vizkit.units import bytes_text
 
@@ -112,10 +113,7 @@ def _expected(given: Any) -> Expected:
             "expected", given, "names no bytes of any category", 'give {"parameters": 4096} or vk.memory.per_rank(…)'
         )
     for name, num_bytes in found.items():
-        if not (isinstance(num_bytes, (int, float, np.number)) and 0 <= num_bytes < float("inf")):
-            raise InvalidInputError.because(
-                f"expected[{name!r}]", num_bytes, "must be bytes, finite and ≥ 0", "correct it"
-            )
+        not_negative(f"expected[{name!r}]", num_bytes, "give bytes, such as 4096")
     return {name: float(num_bytes) for name, num_bytes in found.items()}
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vizkit.errors import InvalidInputError
 from vizkit.ledgers import table
 from vizkit.ledgers.explanations import (
@@ -20,7 +22,7 @@ from vizkit.ledgers.explanations import (
 from vizkit.ledgers.gathering import Communications, axis_name, axis_size, gather
 from vizkit.mesh import Mesh
 from vizkit.record import Record, wall_trace
-from vizkit.sizes import whole_number
+from vizkit.sizes import not_negative, whole_number
 from vizkit.trace import COLLECTIVE_KINDS, COMMUNICATION_KINDS, SpanKind, Trace
 from vizkit.volume import Movement
 
@@ -98,7 +100,7 @@ class Ledger:
         """The row of an axis and a kind; raises `InvalidInputError` with those that there are."""
         kind = SpanKind.parse(kind)
         for row in self.rows:
-            if (row.axis, row.kind) == (axis, kind):
+            if isinstance(axis, str) and (row.axis, row.kind) == (axis, kind):
                 return row
         there = ", ".join(f"{row.axis} {row.kind.value}" for row in self.rows) or "no row"
         raise InvalidInputError.because(
@@ -183,18 +185,21 @@ def _trace(run: Any) -> Trace:
 
 def _by_row(expected: Iterable[Movement], mesh: Mesh) -> dict[tuple[str, SpanKind], list[Movement]]:
     rows: dict[tuple[str, SpanKind], list[Movement]] = {}
-    for movement in [expected] if isinstance(expected, Movement) else expected:
+    for movement in expected if np.iterable(expected) else [expected]:
         if not isinstance(movement, Movement):
             raise InvalidInputError.because(
                 "expected", movement, "must be a vizkit.volume.Movement", "use vk.volume.movements(model, layout)"
+            )
+        if not isinstance(movement.axis, str):
+            raise InvalidInputError.because(
+                "axis", movement.axis, f"must be a name of {mesh}'s axes", f"use {' or '.join(mesh.names)}"
             )
         kind = SpanKind.parse(movement.kind)
         if kind not in COMMUNICATION_KINDS:
             valid = ", ".join(known.value for known in COMMUNICATION_KINDS)
             raise InvalidInputError.because("kind", kind.value, "moves nothing between ranks", f"use one of {valid}")
         for name, value in (("payload_bytes", movement.payload_bytes), ("times", movement.times)):
-            if not 0 <= value < float("inf"):
-                raise InvalidInputError.because(name, value, "must be a number, not negative", "use 0 for nothing")
+            not_negative(name, value, "use 0 for nothing")
         rows.setdefault((axis_name(mesh, movement.axis), kind), []).append(movement)
     return rows
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vizkit.errors import InvalidInputError
+from vizkit.sizes import whole_number
 from vizkit.trace import SpanKind
 from vizkit.volume import Movement
 
@@ -83,13 +84,23 @@ class ShardedMovement(Movement):
     """A `Movement` of whole tensors that are cut along dimension 0 into one shard for each rank of the axis.
 
     `payload_bytes` is that of the tensors without padding. Where dimension 0 does not divide, implementations fill all
-    shards up to the largest (FSDP2: `torch.distributed.fsdp.fully_shard`), which `shapes` lets a ledger compute.
+    shards up to the largest (FSDP2: `torch.distributed.fsdp.fully_shard`), which `shapes` lets a ledger compute. Raises
+    `InvalidInputError` for sizes below 1.
 
     >>> ShardedMovement("dp", SpanKind.ALL_GATHER, 60, shapes=((5, 3),)).padded_bytes(2)
     72
     """
 
     shapes: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        try:
+            sizes = tuple(tuple(whole_number("shapes", size) for size in shape) for shape in self.shapes)
+        except TypeError:
+            raise InvalidInputError.because(
+                "shapes", self.shapes, "must be a shape for each tensor", "use shapes=((5, 3), (8,))"
+            ) from None
+        object.__setattr__(self, "shapes", sizes)
 
     def padded_bytes(self, num_ranks: int) -> float:
         """Payload of one call where dimension 0 of each shape is filled up to a multiple of `num_ranks`.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vizkit.memory.in_flight import pipeline
-from vizkit.schedules.catalogue import recipe
-from vizkit.sizes import divides, whole_number
+from vizkit.memory.in_flight import known_pipeline
+from vizkit.sizes import number_width, yes_or_no
 from vizkit.transformer import Recompute, Transformer
 from vizkit.units import bytes_text
 
@@ -29,7 +28,8 @@ class Activations:
     def __str__(self) -> str:
         return (
             f"{bytes_text(self.total_bytes)}: {bytes_text(self.layer_bytes)} for a microbatch in a layer, "
-            f"{self.layers:g} layers, {self.in_flight:g} microbatches in flight"
+            f"{self.layers:g} layer{'s' * (self.layers != 1)}, "
+            f"{self.in_flight:g} microbatch{'es' * (self.in_flight != 1)} in flight"
         )
 
 
@@ -65,24 +65,32 @@ def activations(
     >>> found.total_bytes / 2**30
     9.5625
     """
-    for name, value in (("microbatch", microbatch), ("tp", tp), ("cp", cp)):
-        whole_number(name, value)
-    divides("heads", model.heads, "tp", tp)
-    divides("seq", model.seq, "cp", cp)
-    plan = recipe(schedule, "schedule")
-    sizes = plan.check(pp, pp if num_microbatches is None else num_microbatches, stages_per_rank, ranks_name="pp")
-    divides("num_layers", model.num_layers, "pp", pp)
+    from vizkit.layout import Layout  # which knows the rules, and is made of this package
+
+    layout = Layout(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        sequence_parallel=sequence_parallel,
+        microbatch=microbatch,
+        num_microbatches=pp if num_microbatches is None else num_microbatches,
+        schedule=schedule,
+        stages_per_rank=stages_per_rank,
+        recompute=recompute,
+    )
+    layout.check(model)
     layer = layer_bytes(
         model,
-        model.seq // cp * microbatch,
-        tp,
-        sequence_parallel,
+        model.seq // layout.cp * layout.microbatch,
+        layout.tp,
+        layout.sequence_parallel,
         Recompute.parse(recompute),
-        number_bytes,
-        dropout,
-        norm_statistics,
+        number_width("number_bytes", number_bytes),
+        yes_or_no("dropout", dropout),
+        yes_or_no("norm_statistics", norm_statistics),
     )
-    return Activations(layer, model.num_layers / pp, pipeline(plan.name, *sizes).in_flight)
+    plan = known_pipeline(layout.schedule, layout.pp, layout.num_microbatches, layout.local_stages)
+    return Activations(layer, model.num_layers / layout.pp, plan.in_flight)
 
 
 def layer_bytes(

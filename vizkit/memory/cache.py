@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from vizkit.errors import InvalidInputError
-from vizkit.sizes import divides, whole_number
-from vizkit.transformer import Transformer
-
-_LONGEST_NUMBER_BYTES = 8
+from vizkit.sizes import divides, number_width, whole_number
+from vizkit.transformer import Transformer, check_model
 
 
 def key_value_cache(
@@ -23,14 +20,11 @@ def key_value_cache(
     >>> key_value_cache(llama_2_7b, tokens=1) / 2**10, key_value_cache(llama_2_7b, batch=8, tp=4) / 2**30  # KiB, GiB
     (512.0, 4.0)
     """
+    check_model(model)
     requests = whole_number("batch", batch)
     length = whole_number("tokens", model.seq if tokens is None else tokens)
-    divides("key-value heads", model.key_value_heads, "tp", whole_number("tp", tp))
-    divides("num_layers", model.num_layers, "pp", whole_number("pp", pp))
-    is_number = isinstance(number_bytes, (int, float)) and not isinstance(number_bytes, bool)
-    if not is_number or not 0 < number_bytes <= _LONGEST_NUMBER_BYTES:
-        raise InvalidInputError.because(
-            "number_bytes", number_bytes, "must be over 0 and at most 8", "use 2 for 16-bit numbers"
-        )
+    tp, pp, number_bytes = whole_number("tp", tp), whole_number("pp", pp), number_width("number_bytes", number_bytes)
+    divides("key-value heads", model.key_value_heads, "tp", tp)
+    divides("num_layers", model.num_layers, "pp", pp)
     heads, layers = model.key_value_heads // tp, model.num_layers // pp
     return 2 * layers * heads * (model.hidden // model.heads) * length * requests * number_bytes

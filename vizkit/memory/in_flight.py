@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from vizkit.errors import InvalidInputError
+from vizkit.schedules.catalogue import recipe
 from vizkit.schedules.catalogue import schedule as build
 from vizkit.schedules.schedule import Schedule
+from vizkit.sizes import is_whole
 from vizkit.trace import SpanKind
 
 
@@ -59,7 +61,7 @@ class Pipeline:
 
     def at(self, stage: int) -> PipelineRank:
         """The rank at this place along the pp axis; raises `InvalidInputError` outside."""
-        if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < len(self.ranks):
+        if not is_whole(stage) or not 0 <= stage < len(self.ranks):
             last = len(self.ranks) - 1
             raise InvalidInputError.because(
                 "stage", stage, f"the pp axis has places 0 to {last}", f"use stage={last}, or None for the fullest"
@@ -67,12 +69,20 @@ class Pipeline:
         return self.ranks[stage]
 
 
-@functools.lru_cache(maxsize=4096)
-def pipeline(schedule: str, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Pipeline:
-    """What the ranks of this schedule hold and send; kept, as a planner asks for the same again and again.
+def pipeline(schedule: str, num_ranks: int, num_microbatches: int, stages_per_rank: int | None = None) -> Pipeline:
+    """What the ranks of this schedule hold and send; without `stages_per_rank` as many as the schedule is made for.
 
-    By formula for the schedules that have one here and for their usual sizes, else counted. Raises `InvalidInputError`
-    for a schedule that is not known, or not in these sizes.
+    Raises `InvalidInputError` for a schedule that is not known, or not in these sizes.
+    """
+    plan = recipe(schedule, "schedule")
+    return known_pipeline(plan.name, *plan.check(num_ranks, num_microbatches, stages_per_rank))
+
+
+@functools.lru_cache(maxsize=4096)
+def known_pipeline(schedule: str, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Pipeline:
+    """The same of sizes that are known to be right; kept, as a planner asks for the same again and again.
+
+    By formula for the schedules that have one here and for their usual sizes, else counted.
     """
     p, m, v = num_ranks, num_microbatches, stages_per_rank
     peaks = _PEAKS.get(schedule)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vizkit.errors import InvalidInputError
 from vizkit.memory.activations import MASK_BYTES, layer_bytes, norm_statistics_bytes
-from vizkit.memory.in_flight import PipelineRank, pipeline
-from vizkit.memory.shards import dense_params, shards
+from vizkit.memory.in_flight import PipelineRank, known_pipeline
+from vizkit.memory.shards import check_fit, dense_params, shards
 from vizkit.memory.states import precision_of
+from vizkit.sizes import is_whole, not_negative, number_width, yes_or_no
 from vizkit.transformer import Recompute, Transformer
 from vizkit.units import bytes_text
 
@@ -65,8 +67,9 @@ def per_rank(
     """Bytes of parameters, gradients, optimizer and activations on the fullest rank, or on one at `stage` along pp.
 
     - States: ZeRO's Table 1 (Rajbhandari et al., 2020) of what is left after tp, pp and ep; dp × cp replicas share it,
-      dp × cp / ep those of an expert. `gathered_layers` adds whole layers that ZeRO-3 holds at a time, parameters and
-      gradients in the parameters' format: the paper counts none, DeepSpeed's estimator 1, FSDP with prefetch holds 2.
+      dp × cp / ep those of an expert. `gathered_layers` adds whole layers that ZeRO-3 holds at a time, of those that
+      the rank has, parameters and gradients in the parameters' format: the paper counts none, DeepSpeed's estimator 1,
+      FSDP with prefetch holds 2.
     - Activations of layers: Korthikanti et al., 2022, as `activations` says. A number has `number_bytes`, by default
       those of a parameter. The paper has `dropout`, and leaves out `norm_statistics` and the layer that recomputation
       is just working on (`working_layer`).
@@ -77,15 +80,26 @@ def per_rank(
     - Of an interleaved first stage 2p microbatches are in flight at its peak, where the paper says p.
 
     Each part counts at its own peak: an upper bound, and exact in 1F1B and GPipe. Not counted: token numbers, buffers
-    of communication, what the allocator loses. Raises `InvalidInputError` where layout and model do not fit.
+    of communication, what the allocator loses. Raises `InvalidInputError` where layout and model do not fit, and for
+    numbers that cannot be.
 
     >>> from vizkit.layout import Layout
     >>> gpt = Transformer(num_layers=48, hidden=6144, heads=64, vocab=51200, seq=2048)
     >>> print(per_rank(gpt, Layout(tp=8, sequence_parallel=True, recompute="selective", microbatch=4)))
     54.9 GB at place 0 of the pipeline: parameters 5.54 GB, gradients 5.54 GB, optimizer 33.3 GB, activations 10.5 GB
     """
-    layout.check(model)
-    plan = pipeline(layout.schedule, layout.pp, layout.num_microbatches, layout.local_stages)
+    check_fit(model, layout)
+    if number_bytes is not None:
+        number_bytes = number_width("number_bytes", number_bytes)
+    logits_bytes = not_negative("logits_bytes", logits_bytes, "use 4 for fp32, 0 for none")
+    if not is_whole(gathered_layers) or gathered_layers < 0:
+        raise InvalidInputError.because(
+            "gathered_layers", gathered_layers, "must be a whole number, at least 0", "use 2 for FSDP with prefetch"
+        )
+    switches = {"dropout": dropout, "norm_statistics": norm_statistics, "working_layer": working_layer}
+    for name, switch in switches.items():
+        yes_or_no(name, switch)
+    plan = known_pipeline(layout.schedule, layout.pp, layout.num_microbatches, layout.local_stages)
     per = precision_of(layout.precision)
     number = per.parameter_bytes if number_bytes is None else number_bytes
     tp, way, zero = layout.tp, Recompute.parse(layout.recompute), layout.zero_stage
@@ -102,7 +116,8 @@ def per_rank(
     statistics = norm_statistics_bytes(model) if norm_statistics else 0
     first_bytes = whole_tokens * model.hidden * MASK_BYTES if dropout else 0.0
     last_bytes = whole_tokens * (2 * model.hidden * number + statistics) + tokens * logits_bytes * -(-model.vocab // tp)
-    gathered = gathered_layers * (part.layer + part.experts) * per.parameter_bytes if zero == 3 else 0.0
+    at_once = min(int(gathered_layers), layers * layout.local_stages)
+    gathered = at_once * (part.layer + part.experts) * per.parameter_bytes if zero == 3 else 0.0
     replicas, expert_replicas = layout.replicas, layout.expert_replicas
 
     def on(place: PipelineRank) -> RankMemory:

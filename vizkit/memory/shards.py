@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from vizkit.errors import InvalidInputError
 from vizkit.memory.in_flight import PipelineRank
 from vizkit.transformer import Transformer
 
@@ -30,6 +31,14 @@ class Shards(NamedTuple):
     """Of one matrix of tokens: embedding or logits."""
     positions: int
     final_norm: int
+
+
+def check_fit(model: Transformer, layout: Layout) -> None:
+    """Raises `InvalidInputError` where these ranks cannot share this model, or where either is something else."""
+    check = getattr(type(layout), "check", None)
+    if check is None or isinstance(layout, type):
+        raise InvalidInputError.because("layout", layout, "must be a vk.Layout", "use vk.Layout(dp=2)")
+    check(layout, model)
 
 
 def shards(model: Transformer, tp: int, ep: int) -> Shards:

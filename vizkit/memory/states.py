@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vizkit.errors import InvalidInputError
-from vizkit.sizes import whole_number
+from vizkit.sizes import is_whole, not_negative, whole_number
 from vizkit.units import bytes_text
 
 
 @dataclass(frozen=True)
 class Precision:
     """Bytes for one parameter of each model state; what an optimizer keeps beside its moments, such as a master copy,
-    counts as optimizer state.
+    counts as optimizer state. Raises `InvalidInputError` for bytes below 0.
 
     The members of `PRECISIONS` say who uses which. Sources disagree by convention, not by fact: 16, 18 and 20 bytes a
     parameter are the same Adam with gradients in 2, 4 and 2 + 4 bytes.
@@ -21,6 +21,10 @@ class Precision:
     parameter_bytes: float
     gradient_bytes: float
     optimizer_bytes: float
+
+    def __post_init__(self) -> None:
+        for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+            object.__setattr__(self, name, not_negative(name, getattr(self, name), "use 2 for 16 bits, 0 for none"))
 
     @property
     def total_bytes(self) -> float:
@@ -81,19 +85,21 @@ def model_states(
     >>> [model_states(7.5e9, stage, dp=16).total_bytes / 1e9 for stage in (0, 1, 2, 3)]
     [120.0, 35.625, 21.5625, 7.5]
     """
-    if isinstance(num_params, bool) or not isinstance(num_params, (int, float)) or not 0 <= num_params < float("inf"):
-        raise InvalidInputError.because(
-            "num_params", num_params, "must be finite and not negative", "use 7.5e9 or such"
-        )
-    dp = whole_number("dp", dp)
-    if zero_stage not in (0, 1, 2, 3) or isinstance(zero_stage, bool):
-        raise InvalidInputError.because("zero_stage", zero_stage, "must be 0, 1, 2 or 3", "use 0 for plain replicas")
+    num_params = not_negative("num_params", num_params, "use 7.5e9 or such")
+    dp, zero_stage = whole_number("dp", dp), zero_stage_of(zero_stage)
     per = precision_of(precision)
     return ModelStates(
         parameters_bytes=num_params * per.parameter_bytes / (dp if zero_stage >= 3 else 1),
         gradients_bytes=num_params * per.gradient_bytes / (dp if zero_stage >= 2 else 1),
         optimizer_bytes=num_params * per.optimizer_bytes / (dp if zero_stage >= 1 else 1),
     )
+
+
+def zero_stage_of(zero_stage: int) -> int:
+    """The stage as an int; raises `InvalidInputError` for what is no stage of ZeRO."""
+    if not is_whole(zero_stage) or zero_stage not in (0, 1, 2, 3):
+        raise InvalidInputError.because("zero_stage", zero_stage, "must be 0, 1, 2 or 3", "use 0 for plain replicas")
+    return int(zero_stage)
 
 
 def precision_of(precision: str | Precision) -> Precision:
@@ -118,9 +124,8 @@ def zero3_estimate(num_params: float, largest_layer_params: float, dp: int, offl
     >>> [round(zero3_estimate(2851e6, 32e6, 8, offload) / 2**30, 2) for offload in OFFLOAD_BYTES]
     [6.09, 0.78, 0.12]
     """
-    if offload not in OFFLOAD_BYTES:
-        raise InvalidInputError.because(
-            "offload", offload, "is not a way to offload", f"use one of {', '.join(OFFLOAD_BYTES)}"
-        )
+    if not isinstance(offload, str) or offload not in OFFLOAD_BYTES:
+        raise InvalidInputError.unknown("offload", offload, "is not a way to offload", OFFLOAD_BYTES)
+    largest = not_negative("largest_layer_params", largest_layer_params, "use 32e6 or such")
     per = Precision(OFFLOAD_BYTES[offload], 0, 0)
-    return 4 * largest_layer_params + model_states(num_params, zero_stage=3, dp=dp, precision=per).total_bytes
+    return 4 * largest + model_states(num_params, zero_stage=3, dp=dp, precision=per).total_bytes

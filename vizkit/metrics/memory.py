@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vizkit.errors import InvalidInputError
 from vizkit.memory_samples import CATEGORIES
+from vizkit.sizes import is_whole
 from vizkit.trace import Clock, Counter, Trace
 from vizkit.units import bytes_text
 
@@ -34,8 +36,10 @@ def holdings(trace: Trace) -> list[Holdings]:
     """The samples of each rank that has any, its categories side by side, rank after rank.
 
     A category that a rank has no counter of is 0; counters sampled at different times hold their values in between.
-    Counters in another unit than bytes do not count.
+    Counters in another unit than bytes do not count. Raises `InvalidInputError` for what is no trace.
     """
+    if not isinstance(trace, Trace):
+        raise InvalidInputError.because("trace", type(trace).__name__, "must be a vizkit.Trace", "give run.trace")
     by_rank: dict[int, dict[str, Counter]] = {}
     for counter in trace.counters:
         if counter.name in CATEGORIES and counter.unit == "bytes" and len(counter.values):
@@ -80,12 +84,12 @@ class PeakMemory:
         return self.at_peak.sum(1)
 
     def of(self, rank: int) -> dict[str, int]:
-        """Bytes by category on one rank at the moment of its largest sum."""
-        return dict(zip(self.categories, self.at_peak[rank].tolist(), strict=True))
+        """Bytes by category on one rank at the moment of its largest sum; raises `InvalidInputError` for no rank."""
+        return self._named(self.at_peak, rank)
 
     def highest_of(self, rank: int) -> dict[str, int]:
-        """The most of each category on one rank, each at its own moment."""
-        return dict(zip(self.categories, self.highest[rank].tolist(), strict=True))
+        """The most of each category on one rank, each at its own moment; raises `InvalidInputError` as `of` does."""
+        return self._named(self.highest, rank)
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas table, one row a rank, in bytes: by category at the peak, the sum, each category's own peak."""
@@ -109,6 +113,13 @@ class PeakMemory:
         )
         return f"<table><caption>{_CAPTION}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
+    def _named(self, num_bytes: np.ndarray, rank: int) -> dict[str, int]:
+        if not is_whole(rank) or not 0 <= rank < len(num_bytes):
+            raise InvalidInputError.because(
+                "rank", rank, f"there are {len(num_bytes)} ranks, from 0", "use one of them, such as rank=0"
+            )
+        return dict(zip(self.categories, num_bytes[rank].tolist(), strict=True))
+
     def _rows(self) -> list[list[str]]:
         rows = np.column_stack([self.at_peak, self.total_bytes])
         return [[str(rank), *map(bytes_text, row)] for rank, row in enumerate(rows.tolist())]
@@ -120,6 +131,8 @@ _CAPTION = "peak memory of tensors by rank, at the moment of each rank's largest
 def peak_memory(trace: Trace) -> PeakMemory:
     """The most that each rank's tensors held at one time, by category, from counters of `vk.track_memory`.
 
+    Raises `InvalidInputError` for what is no trace.
+
     >>> counter = lambda name, *values: Counter(name, 0, np.array([0, 5, 9]), np.array(values))
     >>> counters = [counter("parameters", 40, 40, 40), counter("gradients", 0, 8, 40), counter("activations", 0, 60, 0)]
     >>> found = peak_memory(Trace.from_spans([], clock="wall", counters=counters))
@@ -130,9 +143,10 @@ def peak_memory(trace: Trace) -> PeakMemory:
     >>> found.highest_of(0)["gradients"]
     40
     """
+    tracked = holdings(trace)
     at_peak = np.zeros((trace.world_size, len(CATEGORIES)), np.int64)
     highest, times = np.zeros_like(at_peak), np.zeros(trace.world_size, np.int64)
-    for held in holdings(trace):
+    for held in tracked:
         at_peak[held.rank] = held.num_bytes[held.fullest]
         highest[held.rank] = held.num_bytes.max(0)
         times[held.rank] = held.times_ns[held.fullest]

@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import ipywidgets
+import numpy as np
 
 from vizkit.errors import InvalidInputError
 from vizkit.figures.redraw import json_of, redraw, widget_of
 from vizkit.widgets.player import PLOTLY_MIME_TYPE
 
+_PARTS = 2
+"""Of an answer that is a figure with words."""
 STYLE, LAYOUT = {"description_width": "11em"}, {"width": "27em"}
 
 
@@ -32,7 +35,8 @@ def explorer(draw: Callable[..., Answer], /, **controls: Any) -> Explorer:
     a bool, or a widget of your own; it begins at the argument's default, if there is one. `draw` is called with their
     values at each change; an `InvalidInputError` that it raises shows as a message, and what was shown before stays.
     Needs a kernel to answer; a saved notebook has the first answer. Raises `InvalidInputError` without controls, for
-    one that interact does not take, and where `draw` refuses the values to begin with.
+    one that interact does not take, where they are not the arguments of `draw`, where `draw` refuses the values to
+    begin with or returns something else.
 
     >>> view = explorer(lambda ranks, bucket: f"{ranks} ranks, {bucket} MB", ranks=(1, 8), bucket=[1, 25])
     >>> view.controls["bucket"].value = 25
@@ -43,7 +47,9 @@ def explorer(draw: Callable[..., Answer], /, **controls: Any) -> Explorer:
         raise InvalidInputError.because(
             "controls", controls, "an explorer needs something to move", "give explorer(draw, ranks=(1, 8))"
         )
-    parameters = inspect.signature(draw).parameters
+    if not callable(draw):
+        raise InvalidInputError.because("draw", draw, "must be a function", "give def draw(ranks): return …")
+    parameters = _parameters(draw, controls)
     defaults = {name: parameters[name].default if name in parameters else inspect.Parameter.empty for name in controls}
     return Explorer(draw, {name: _control(name, given, defaults[name]) for name, given in controls.items()})
 
@@ -65,9 +71,16 @@ class Explorer(ipywidgets.VBox):
 
     def _answer(self) -> tuple[dict[str, Any], str]:
         answer = self._draw(**{name: control.value for name, control in self.controls.items()})
-        figure, words = answer if isinstance(answer, tuple) else (answer, "")
+        figure: Any = answer
+        words: Any = ""
+        if isinstance(answer, tuple) and len(answer) == _PARTS:
+            figure, words = answer
         if isinstance(figure, str):
             return {}, figure
+        if not hasattr(figure, "to_plotly_json") or not isinstance(words, str):
+            raise InvalidInputError.because(
+                "draw", type(answer).__name__, "returns no text, figure or (figure, text)", "return a text"
+            )
         picture = figure.to_plotly_json()
         return {"data": picture["data"], "layout": picture["layout"]}, words
 
@@ -93,11 +106,30 @@ class Explorer(ipywidgets.VBox):
         return {**shown, PLOTLY_MIME_TYPE: json_of(self._drawn)} if self._drawn else shown
 
 
+def _parameters(draw: Callable[..., Answer], controls: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
+    signature = inspect.signature(draw)
+    try:
+        signature.bind(**controls)
+    except TypeError as mismatch:
+        raise InvalidInputError.because(
+            "controls",
+            ", ".join(controls),
+            f"do not fit draw{signature}: {mismatch}",
+            "name each argument of draw once",
+        ) from None
+    return signature.parameters
+
+
 def _control(name: str, given: Any, default: Any) -> ipywidgets.Widget:
-    control = (
-        given if isinstance(given, ipywidgets.Widget) else ipywidgets.interactive.widget_from_abbrev(given, default)
-    )
-    if control is None or not hasattr(control, "value"):
+    if isinstance(given, np.generic):
+        given = given.item()
+    control = given if isinstance(given, ipywidgets.Widget) else None
+    if control is None and not isinstance(given, bytes):
+        try:
+            control = ipywidgets.interactive.widget_from_abbrev(given, default)
+        except (TypeError, ValueError, ArithmeticError):  # such as (8, 1), whose least is its most
+            control = None
+    if control is None or not hasattr(control, "value") or getattr(control, "options", True) == ():
         raise InvalidInputError.because(
             name, given, "is no control", "use (least, most), (least, most, step), a list, a number or a widget"
         )
