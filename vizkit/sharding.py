@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from vizkit.collectives.backends import algorithm_for
 from vizkit.collectives.cost import critical_path
 from vizkit.errors import InvalidInputError
 from vizkit.mesh import Mesh
-from vizkit.sizes import whole_number
+from vizkit.sizes import is_whole, whole_number
 from vizkit.trace import SpanKind
 
 
@@ -67,6 +68,7 @@ _FORMS = {
     PlacementKind.REPLICATE: re.compile(r"(?:R|Replicate(?:\(\))?)"),
     PlacementKind.PARTIAL: re.compile(r"(?:P|Partial)(?:\((\w*)\))?"),
 }
+MOST_ELEMENTS = 1 << 48
 REPLICATED = Placement(PlacementKind.REPLICATE)
 Placements = Sequence[Placement | str | object] | Placement | str
 
@@ -141,11 +143,16 @@ def pieces(mesh: Mesh | object, shape: Sequence[int], placements: Placements) ->
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape as a tuple; raises `InvalidInputError` where it has no dim or a dim below 1."""
-    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    """The shape as a tuple; raises `InvalidInputError` where it is none, without dims, or has one that cannot be."""
+    if not is_whole(shape) and (not isinstance(shape, Sequence) or isinstance(shape, (str, bytes))):
+        raise InvalidInputError.because("shape", shape, "is no shape of a tensor", "use shape=(8, 8)")
+    sizes = (shape,) if is_whole(shape) else tuple(shape)
     if not sizes:
         raise InvalidInputError.because("shape", sizes, "a tensor to shard has at least one dim", "use shape=(8, 8)")
-    return tuple(whole_number(f"shape[{dim}]", size) for dim, size in enumerate(sizes))
+    whole = tuple(whole_number(f"shape[{dim}]", size) for dim, size in enumerate(sizes))
+    if math.prod(whole) > MOST_ELEMENTS:
+        raise InvalidInputError.because("shape", whole, "has more elements than any tensor", "use shape=(8, 8)")
+    return whole
 
 
 def check_placements(

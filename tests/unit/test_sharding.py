@@ -99,6 +99,11 @@ class TestPieces:
             (vk.Mesh(tp=2), (4, 4), "S(2)", "placements='S(2)': the tensor has dims 0 to 1; use S(1)"),
             (vk.Mesh(tp=2), (4, 4), "S(-3)", "placements='S(-3)': the tensor has dims 0 to 1; use S(1)"),
             (vk.Mesh(tp=2), (), "R", "shape=(): a tensor to shard has at least one dim; use shape=(8, 8)"),
+            (vk.Mesh(tp=2), 4.0, "R", "shape=4.0: is no shape of a tensor; use shape=(8, 8)"),
+            (vk.Mesh(tp=2), None, "R", "shape=None: is no shape of a tensor; use shape=(8, 8)"),
+            (vk.Mesh(tp=2), "44", "R", "shape='44': is no shape of a tensor; use shape=(8, 8)"),
+            (vk.Mesh(tp=2), (2**40, 2**40), "R",
+             "shape=(1099511627776, 1099511627776): has more elements than any tensor; use shape=(8, 8)"),
             (vk.Mesh(tp=2), (4, 0), "R", "shape[1]=0: must be a whole number, at least 1; use shape[1]=1"),
             (vk.Mesh(dp=2, tp=2), (4,), ["P", "P(max)"],
              "placements='P(sum), P(max)': one tensor waits for one reduction, not for max and sum; "

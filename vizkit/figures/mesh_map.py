@@ -35,9 +35,9 @@ def mesh_map(mesh: Mesh | object, colour_by: str | None = None, title: str | Non
     (['dp: 4 groups of 2', 'tp: 2 groups of 4'], '<b>4</b><br>group 1<br> ')
     """
     mesh = Mesh.of(mesh)
-    shown = mesh.names.index(colour_by) if colour_by in mesh.names else _innermost(mesh)
     if colour_by is not None:
         mesh.size(colour_by)
+    shown = _innermost(mesh) if colour_by is None else mesh.names.index(colour_by)
     grid = MeshGrid.of(mesh, WIDEST)
     is_numbered = mesh.world_size <= MAX_NUMBERED_RANKS
     pictures = [_picture(grid, axis, is_numbered) for axis in mesh.names]
