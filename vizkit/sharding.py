@@ -142,11 +142,14 @@ def pieces(mesh: Mesh | object, shape: Sequence[int], placements: Placements) ->
     return _cut(mesh, check_shape(shape), check_placements(mesh, shape, placements))
 
 
-def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+def check_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
     """The shape as a tuple; raises `InvalidInputError` where it is none, without dims, or has one that cannot be."""
-    if not is_whole(shape) and (not isinstance(shape, Sequence) or isinstance(shape, (str, bytes))):
+    if is_whole(shape):
+        sizes: tuple[int, ...] = (shape,)
+    elif isinstance(shape, Sequence) and not isinstance(shape, (str, bytes)):
+        sizes = tuple(shape)
+    else:
         raise InvalidInputError.because("shape", shape, "is no shape of a tensor", "use shape=(8, 8)")
-    sizes = (shape,) if is_whole(shape) else tuple(shape)
     if not sizes:
         raise InvalidInputError.because("shape", sizes, "a tensor to shard has at least one dim", "use shape=(8, 8)")
     whole = tuple(whole_number(f"shape[{dim}]", size) for dim, size in enumerate(sizes))
