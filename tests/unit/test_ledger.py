@@ -383,6 +383,7 @@ class Headers(HTMLParser):
 
 def test_html_can_be_followed_by_a_screen_reader() -> None:
     """A caption, a scope for each header, no colour of its own, text escaped."""
+    assert repr(vk.ledger(*EXAMPLE)) == str(vk.ledger(*EXAMPLE))
     page = vk.ledger(*EXAMPLE)._repr_html_()
     parser = Headers()
     parser.feed(page)

@@ -83,6 +83,7 @@ class TestPeak:
             "highest_optimizer_bytes": 5, "highest_activations_bytes": 70,
         }  # fmt: skip
         assert "<td>2.5 kB</td>" in found._repr_html_()
+        assert repr(found) == str(found)
 
     @given(samples)
     def test_the_largest_sum_is_at_most_the_sum_of_the_peaks(self, rows: list[tuple[int, ...]]):

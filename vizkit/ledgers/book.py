@@ -70,7 +70,7 @@ class Row:
         return all(explanation.cause.keeps_the_formula for explanation in self.explanations)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ledger:
     """Bytes by axis and kind, a `Row` each; `str` and notebooks show a table, `to_frame` gives it to pandas."""
 
@@ -115,6 +115,8 @@ class Ledger:
 
     def __str__(self) -> str:
         return table.text(self)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return table.html(self)

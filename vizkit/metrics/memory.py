@@ -64,7 +64,7 @@ def _side_by_side(rank: int, counters: Mapping[str, Counter]) -> Holdings:
     return Holdings(rank, times, np.column_stack(columns))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PeakMemory:
     """Bytes on each rank, as int64 arrays with one row a rank and one column for each of `categories`.
 
@@ -105,6 +105,8 @@ class PeakMemory:
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
         return "\n".join([_CAPTION, *lines])
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{title}</th>" for title in ("rank", *self.categories, "sum"))
