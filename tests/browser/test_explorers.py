@@ -1,4 +1,4 @@
-"""Each strategy notebook's explorer in JupyterLab: the keyboard moves a slider, words (and picture) follow."""
+"""Each strategy notebook's explorer in JupyterLab: the keyboard moves a control, words (and picture) follow."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ NOTEBOOKS = {
 }
 OUTPUT = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea"
 ERROR = ".jp-RenderedText[data-mime-type='application/vnd.jupyter.error']"
+CONTROL = f"{OUTPUT} .widget-slider .noUi-handle, {OUTPUT} .widget-dropdown select"
 WORDS = f"{OUTPUT} .widget-html pre"
 
 
@@ -85,20 +86,20 @@ def test_only_what_an_explorer_needs_is_run() -> None:
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_keyboard_moves_it(visit: Visit, lab: Lab, name: str) -> None:
-    """Arrow keys on the first slider change the words; nothing fails, and nothing is said on stderr."""
+    """Arrow keys on the first slider or menu change the words; nothing fails, and nothing is said on stderr."""
     sources = [cell.source for cell in nbformat.read(NOTEBOOKS[name], as_version=4).cells if cell.cell_type == "code"]
     wanted = next(i for i, source in enumerate(sources) if "widgets.explorer(" in source)
     open_notebook(visit, lab, write_notebook(lab, f"explore-{name}", *cells_that_lead_to(sources, wanted)))
     run_all(visit)
     page = visit.page
-    page.locator(f"{OUTPUT} .widget-slider .noUi-handle").or_(page.locator(ERROR)).first.wait_for(timeout=150_000)
+    page.locator(CONTROL).or_(page.locator(ERROR)).first.wait_for(timeout=150_000)
     assert page.locator(ERROR).all_inner_texts() == []
     before = page.locator(WORDS).last.inner_text()
-    handle = page.locator(f"{OUTPUT} .widget-slider .noUi-handle").first
-    handle.scroll_into_view_if_needed()
-    handle.focus()
-    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowLeft"):
-        handle.press(key)
+    control = page.locator(CONTROL).first
+    control.scroll_into_view_if_needed()
+    control.focus()
+    for key in ("ArrowUp", "ArrowUp", "ArrowDown", "ArrowDown", "ArrowDown"):
+        control.press(key)
         page.wait_for_timeout(300)
         if page.locator(WORDS).last.inner_text() != before:
             break

@@ -65,6 +65,13 @@ def test_a_saved_notebook_has_the_first_answer() -> None:
     assert bundle["application/vnd.plotly.v1+json"]["data"][0]["type"] == "bar"
 
 
+def test_lists_of_numbers_are_sliders() -> None:
+    """JupyterLab takes a menu's arrow keys for its own; a slider's it leaves alone."""
+    view = vk.widgets.explorer(lambda n=4, kind="ring": f"{n} {kind}", n=[1, 2, 4], kind=["tree", "ring"])
+    assert [type(control).__name__ for control in view.controls.values()] == ["SelectionSlider", "Dropdown"]
+    assert view.words == "4 ring"
+
+
 def test_defaults_are_where_controls_begin() -> None:
     """As in `interact`."""
     view = vk.widgets.explorer(lambda n=7, kind="ring": f"{n} {kind}", n=(1, 9), kind=["tree", "ring"])

@@ -12,6 +12,7 @@ import numpy as np
 
 from vizkit.errors import InvalidInputError
 from vizkit.figures.redraw import json_of, redraw, widget_of
+from vizkit.sizes import is_number
 from vizkit.widgets.player import PLOTLY_MIME_TYPE
 
 _PARTS = 2
@@ -31,9 +32,10 @@ Answer = str | HasFigure | tuple[HasFigure, str]
 def explorer(draw: Callable[..., Answer], /, **controls: Any) -> Explorer:
     """Controls for the arguments of `draw`, and what it returns for them: a text, a figure, or both.
 
-    Each control is what `ipywidgets.interact` takes: a number, (least, most) or (least, most, step), a list of choices,
-    a bool, or a widget of your own; it begins at the argument's default, if there is one. `draw` is called with their
-    values at each change; an `InvalidInputError` that it raises shows as a message, and what was shown before stays.
+    Each control is what `ipywidgets.interact` takes: a number, (least, most) or (least, most, step), a list of choices
+    (numbers become a slider), a bool, or a widget of your own; it begins at the argument's default, if there is one.
+    `draw` is called with their values at each change; an `InvalidInputError` that it raises shows as a message, and
+    what was shown before stays.
     Needs a kernel to answer; a saved notebook has the first answer. Raises `InvalidInputError` without controls, for
     one that interact does not take, where they are not the arguments of `draw`, where `draw` refuses the values to
     begin with or returns something else.
@@ -133,6 +135,8 @@ def _control(name: str, given: Any, default: Any) -> ipywidgets.Widget:
         raise InvalidInputError.because(
             name, given, "is no control", "use (least, most), (least, most, step), a list, a number or a widget"
         )
+    if control is not given and isinstance(control, ipywidgets.Dropdown) and all(map(is_number, control.options)):
+        control = ipywidgets.SelectionSlider(options=control.options, value=control.value)  # the arrows reach it
     control.description = control.description or name.replace("_", " ")
     control.style, control.layout = STYLE, LAYOUT
     return control
