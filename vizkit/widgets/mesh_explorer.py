@@ -22,6 +22,7 @@ from vizkit.mesh import Mesh
 from vizkit.sharding import Placements, check_placements, check_shape, redistribution
 from vizkit.units import bytes_text
 from vizkit.widgets.player import PLOTLY_MIME_TYPE
+from vizkit.widgets.words import preformatted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -72,7 +73,7 @@ class MeshExplorer(ipywidgets.VBox):
         self._figures, self.words = self._computed()
         self._drawn = [_still(figure) for figure in self._figures]
         self.map, self.tensor = (widget_of(picture) for picture in self._drawn)
-        self.summary = ipywidgets.HTML(_preformatted(self.words))
+        self.summary = ipywidgets.HTML(preformatted(self.words))
         self.message = ipywidgets.HTML("")
         self.moment = ipywidgets.IntSlider(
             description="moment", readout=False, style=_STYLE, layout={"width": "36em"}, max=self._last_moment
@@ -120,7 +121,7 @@ class MeshExplorer(ipywidgets.VBox):
         self.message.value = ""
         self.moment.value = 0  # the pictures are then as they were drawn
         self._figures, self.words = figures, words
-        self.summary.value = _preformatted(words)
+        self.summary.value = preformatted(words)
         drawn = [_still(figure) for figure in figures]
         for widget, old, new in zip((self.map, self.tensor), self._drawn, drawn, strict=True):
             redraw(widget, old, new)
@@ -146,7 +147,7 @@ class MeshExplorer(ipywidgets.VBox):
         return {
             **super()._repr_mimebundle_(**kwargs),
             "text/plain": self.words,
-            "text/html": _preformatted(self.words),
+            "text/html": preformatted(self.words),
             PLOTLY_MIME_TYPE: json.loads(self._figures[1].to_json()),
         }
 
@@ -189,7 +190,3 @@ def _still(figure: go.Figure) -> dict[str, Any]:
     content = figure.to_plotly_json()
     layout = {name: part for name, part in content["layout"].items() if name not in ("sliders", "updatemenus")}
     return {"data": [{"name": None, "yaxis": "y", **trace} for trace in content["data"]], "layout": layout}
-
-
-def _preformatted(words: str) -> str:
-    return f'<pre style="white-space: pre-wrap; word-break: normal" role="status">{html.escape(words)}</pre>'

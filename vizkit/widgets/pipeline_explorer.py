@@ -17,6 +17,7 @@ from vizkit.figures.pipeline import picture
 from vizkit.figures.redraw import json_of, redraw, widget_of
 from vizkit.schedules.catalogue import recipe, schedule_names
 from vizkit.widgets.player import PLOTLY_MIME_TYPE
+from vizkit.widgets.words import preformatted
 
 NO_SCHEDULE = "none"
 _SLIDERS: Mapping[str, tuple[str, float, float, float]] = {
@@ -63,7 +64,7 @@ class PipelineExplorer(ipywidgets.VBox):
         self.words = explorer_words(sides)
         self._drawn = picture(sides)
         self.picture = widget_of(self._drawn)
-        self.summary = ipywidgets.HTML(_preformatted(self.words))
+        self.summary = ipywidgets.HTML(preformatted(self.words))
         self.message = ipywidgets.HTML("")
         for control in self.controls.values():
             control.observe(self._settings_changed, "value")
@@ -95,7 +96,7 @@ class PipelineExplorer(ipywidgets.VBox):
         self.message.value = ""
         self.settings = settings
         self.words = explorer_words(sides)
-        self.summary.value = _preformatted(self.words)
+        self.summary.value = preformatted(self.words)
         drawn = picture(sides)
         redraw(self.picture, self._drawn, drawn)
         self._drawn = drawn
@@ -105,7 +106,7 @@ class PipelineExplorer(ipywidgets.VBox):
         return {
             **super()._repr_mimebundle_(**kwargs),
             "text/plain": self.words,
-            "text/html": _preformatted(self.words),
+            "text/html": preformatted(self.words),
             PLOTLY_MIME_TYPE: json_of(self._drawn),
         }
 
@@ -140,7 +141,3 @@ def _controls(settings: ExplorerSettings) -> dict[str, ipywidgets.Widget]:
 def _laid_out(controls: dict[str, ipywidgets.Widget]) -> ipywidgets.Widget:
     """Side by side where the page is wide, below each other where it is not."""
     return ipywidgets.Box(list(controls.values()), layout={"flex_flow": "row wrap"})
-
-
-def _preformatted(words: str) -> str:
-    return f'<pre style="white-space: pre-wrap; word-break: normal" role="status">{html.escape(words)}</pre>'

@@ -14,6 +14,7 @@ from vizkit.errors import InvalidInputError
 from vizkit.figures.redraw import json_of, redraw, widget_of
 from vizkit.sizes import is_number
 from vizkit.widgets.player import PLOTLY_MIME_TYPE
+from vizkit.widgets.words import preformatted
 
 _PARTS = 2
 """Of an answer that is a figure with words."""
@@ -64,7 +65,7 @@ class Explorer(ipywidgets.VBox):
         self._draw = draw
         self._drawn, self.words = self._answer()
         self.picture = widget_of(self._drawn) if self._drawn else None
-        self.summary = ipywidgets.HTML(_preformatted(self.words))
+        self.summary = ipywidgets.HTML(preformatted(self.words))
         self.message = ipywidgets.HTML("")
         for control in self.controls.values():
             control.observe(self._changed, "value")
@@ -93,7 +94,7 @@ class Explorer(ipywidgets.VBox):
             self.message.value = f'<span role="alert"><b>Not drawn:</b> {html.escape(str(refusal))}</span>'
             return
         self.message.value = ""
-        self.summary.value = _preformatted(self.words)
+        self.summary.value = preformatted(self.words)
         if self.picture is not None:
             redraw(self.picture, self._drawn, drawn)
             self._drawn = drawn
@@ -103,7 +104,7 @@ class Explorer(ipywidgets.VBox):
         shown = {
             **super()._repr_mimebundle_(**kwargs),
             "text/plain": self.words,
-            "text/html": _preformatted(self.words),
+            "text/html": preformatted(self.words),
         }
         return {**shown, PLOTLY_MIME_TYPE: json_of(self._drawn)} if self._drawn else shown
 
@@ -140,7 +141,3 @@ def _control(name: str, given: Any, default: Any) -> ipywidgets.Widget:
     control.description = control.description or name.replace("_", " ")
     control.style, control.layout = STYLE, LAYOUT
     return control
-
-
-def _preformatted(words: str) -> str:
-    return f'<pre style="white-space: pre-wrap; word-break: normal" role="status">{html.escape(words)}</pre>'
