@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vizkit.fingerprints import Fingerprint, Noted, counters_of
 from vizkit.lanes import Label, Lane
 from vizkit.memory_samples import MemorySamples
 from vizkit.trace import NONE, Clock, Counter, Span, SpanKind, Trace
@@ -73,6 +74,13 @@ class SpanOpened(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanClosed(Event):
     """The innermost open span ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprinted(Event):
+    """A hash was taken of what the rank holds; the time that this took is vizkit's own."""
+
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +186,11 @@ def wall_trace(record: Record) -> Trace:
             counters.append(Counter("memory", rank.rank, times, np.array(rank.memory_bytes, np.int64)))
         if rank.tensors is not None:
             counters += rank.tensors.counters(rank.rank, rank.tensors.wall_ns - zero)
+        counters += counters_of(
+            Noted(rank.rank, event.end_wall_ns - zero, event.fingerprint)
+            for event in rank.events
+            if isinstance(event, Fingerprinted)
+        )
     return Trace.from_spans(
         spans, clock=Clock.WALL, world_size=record.world_size, counters=counters, notes=dict(record.notes)
     )
@@ -198,6 +211,10 @@ def _walk_wall(rank: RankRecord, zero: int, operations: Mapping[int, int], spans
             operation = NONE if last is None else operations[last.call]
             lane.wait(start - zero, max(event.end_wall_ns, start) - zero, wait_name(awaited), operation)
             now = max(event.end_wall_ns, start)
+        elif isinstance(event, Fingerprinted):
+            lane.compute(now - zero, start - zero)
+            now = max(event.end_wall_ns, start)
+            lane.wait(start - zero, now - zero, "fingerprint")
         else:
             end = max(event.end_wall_ns, start) if isinstance(event, Call) else start
             lane.compute(now - zero, end - zero)

@@ -12,10 +12,12 @@ import numpy as np
 from vizkit.collectives import algorithm_for, time_s
 from vizkit.durations import Durations, Seconds
 from vizkit.errors import InvalidInputError
+from vizkit.fingerprints import Noted, counters_of
 from vizkit.hardware import FREE_LINK, Link
 from vizkit.lanes import Lane
 from vizkit.record import (
     Call,
+    Fingerprinted,
     OperationKey,
     RankRecord,
     Record,
@@ -130,7 +132,9 @@ class _Replay:
             spans,
             clock=Clock.VIRTUAL,
             world_size=self._record.world_size,
-            counters=[c for rank in self._ranks.values() for c in _memory(rank, by_order=self._durations is not None)],
+            counters=[
+                c for rank in self._ranks.values() for c in _counters(rank, by_order=self._durations is not None)
+            ],
             notes=notes,
         )
 
@@ -259,6 +263,15 @@ def _what_is_missing(operation: _Operation, ranks: Mapping[int, _Rank]) -> tuple
         f"{call.kind.value} of group {call.members}",
         f"cannot finish: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} never entered it",
         remedy,
+    )
+
+
+def _counters(rank: _Rank, by_order: bool) -> Iterator[Counter]:
+    yield from _memory(rank, by_order)
+    yield from counters_of(
+        Noted(rank.record.rank, int(rank.times_ns[position]), event.fingerprint)
+        for position, event in enumerate(rank.record.events, 1)
+        if isinstance(event, Fingerprinted)
     )
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vizkit.collectives import BACKEND_ALGORITHMS
-from vizkit.record import Call, Event, RankRecord, SpanClosed, SpanOpened, Wait
-from vizkit.runtime.recorder import BACKWARD_BEGAN, BACKWARD_ENDED, CALL, CLOSED, OPENED, WAIT
+from vizkit.record import Call, Event, Fingerprinted, RankRecord, SpanClosed, SpanOpened, Wait
+from vizkit.runtime.recorder import BACKWARD_BEGAN, BACKWARD_ENDED, CALL, CLOSED, FINGERPRINT, OPENED, WAIT
 from vizkit.trace import NONE
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ def _events(raw: list[Raw], recorder: Recorder, done: dict[int, int]) -> Iterato
             yield SpanOpened(label=told, **stamps)
         elif code == CLOSED:
             yield SpanClosed(**stamps)
+        elif code == FINGERPRINT:
+            yield Fingerprinted(fingerprint=told, **stamps)
         elif code == BACKWARD_BEGAN:
             in_backward = []
         elif code == BACKWARD_ENDED:

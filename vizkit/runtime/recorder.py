@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from datetime import timedelta
@@ -19,11 +20,12 @@ from vizkit.lanes import Label
 from vizkit.trace import NONE, Role, SpanKind
 
 if TYPE_CHECKING:
+    from vizkit.fingerprints import Fingerprint
     from vizkit.record import RankRecord
     from vizkit.runtime.board import Board
     from vizkit.runtime.tensor_memory import TensorTracker
 
-CALL, WAIT, OPENED, CLOSED, BACKWARD_BEGAN, BACKWARD_ENDED = range(6)
+CALL, WAIT, OPENED, CLOSED, BACKWARD_BEGAN, BACKWARD_ENDED, FINGERPRINT = range(7)
 """Codes of raw events: tuples of code, thread, host time and work mark on entering and on leaving, and what they tell.
 
 A mark is None where it was not read, because the event before or after it has the same."""
@@ -78,6 +80,7 @@ class Recorder:
         self._open: list[SpanKind] = []
         self._backward_depth = 0
         self._optimizer_depths: list[int] = []
+        self._fingerprints: Counter[str] = Counter()
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -123,6 +126,7 @@ class Recorder:
         for table in (self.events, self.done_ns, self.sources, self.device_works, self._open, self._optimizer_depths):
             table.clear()
         self._backward_depth = 0
+        self._fingerprints.clear()
         self.tensors = None
         self.stopped = None
         self.started = (monotonic_ns(), self.read_clock())
@@ -164,6 +168,15 @@ class Recorder:
         self.done_ns[call] = monotonic_ns()
         if self.board is not None and slot != NONE:
             self.board.finished(slot)
+
+    def note_fingerprint(self, fingerprint: Fingerprint, wall: int, mark: Any) -> None:
+        """A hash of what the rank holds was taken since `wall`."""
+        self.events.append((FINGERPRINT, self.thread, wall, mark, monotonic_ns(), self.read_clock(), fingerprint))
+
+    def count_fingerprint(self, name: str) -> int:
+        """How many fingerprints of this name there were before."""
+        self._fingerprints[name] += 1
+        return self._fingerprints[name] - 1
 
     @property
     def is_in_backward(self) -> bool:
