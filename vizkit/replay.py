@@ -15,6 +15,7 @@ from vizkit.errors import InvalidInputError
 from vizkit.fingerprints import Noted, counters_of
 from vizkit.hardware import FREE_LINK, Link
 from vizkit.lanes import Lane
+from vizkit.links import Links
 from vizkit.record import (
     Call,
     Fingerprinted,
@@ -35,7 +36,9 @@ _DEFAULT_LINK = Link()
 
 
 def replay(
-    record: Record, link: Link | None = _DEFAULT_LINK, durations: Durations | Mapping[str, Seconds] | None = None
+    record: Record,
+    link: Link | Links | None = _DEFAULT_LINK,
+    durations: Durations | Mapping[str, Seconds] | None = None,
 ) -> Trace:
     """What the recorded program would do with a device for each rank; a `Trace` on the clock "virtual".
 
@@ -47,7 +50,8 @@ def replay(
     - A message leaves its sender for bytes/β seconds once its directed edge is free, and arrives α later. Sends are
       eager: nobody waits for the receive. A wait on a send ends when its bytes have left, one on a receive when they
       have arrived. A receive's span begins when the bytes set off, or when it is posted if that is later.
-    - `link=None` is a link that costs nothing.
+    - `link=None` is a link that costs nothing. With `vizkit.links.Links` a collective takes the slowest link among its
+      members, and a message that between its two ends.
 
     Raises `InvalidInputError` where the record cannot finish, naming what is missing.
 
@@ -106,7 +110,7 @@ class _Rank:
 
 
 class _Replay:
-    def __init__(self, record: Record, link: Link, durations: Durations | None) -> None:
+    def __init__(self, record: Record, link: Link | Links, durations: Durations | None) -> None:
         self._record = record
         self._link = link
         self._durations = durations
@@ -185,12 +189,12 @@ class _Replay:
         operation.arrived_ns[rank.record.rank] = rank.clock_ns
         if call.kind is SpanKind.SEND:
             edge = (rank.record.rank, call.peer)
+            link = FREE_LINK if edge[0] == edge[1] else self._link_among(edge)
             operation.start_ns = max(rank.clock_ns, self._edge_free_ns.get(edge, 0))
-            on_wire_s = call.payload_bytes / self._link.bandwidth_bytes_per_s if edge[0] != edge[1] else 0.0
+            on_wire_s = call.payload_bytes / link.bandwidth_bytes_per_s
             operation.left_ns = operation.start_ns + round(on_wire_s * NS_PER_S)
             self._edge_free_ns[edge] = operation.left_ns
-            latency_s = self._link.latency_s if edge[0] != edge[1] else 0.0
-            self._finish(operation, operation.left_ns + round(latency_s * NS_PER_S))
+            self._finish(operation, operation.left_ns + round(link.latency_s * NS_PER_S))
         elif call.kind is SpanKind.RECEIVE:
             if call.peer < 0 and operation.end_ns is None:  # from anybody, and nobody learned from whom
                 operation.start_ns = rank.clock_ns
@@ -212,10 +216,13 @@ class _Replay:
         operation.start_ns = max(*operation.arrived_ns.values(), self._group_free_ns.get(group, 0))
         payload = max(call.payload_bytes for call in calls)
         algorithm = first.algorithm or algorithm_for(first.kind)
-        seconds = self._time_s(first.kind, algorithm, len(first.members), payload, self._link)
+        seconds = self._time_s(first.kind, algorithm, len(first.members), payload, self._link_among(first.members))
         end = operation.start_ns + round(seconds * NS_PER_S)
         self._group_free_ns[group] = end
         self._finish(operation, end)
+
+    def _link_among(self, ranks: Sequence[int]) -> Link:
+        return self._link.joining(ranks) if isinstance(self._link, Links) else self._link
 
     def _finish(self, operation: _Operation, end_ns: int) -> None:
         operation.end_ns = end_ns

@@ -19,6 +19,8 @@ def work_before_events(rank: RankRecord, durations: Durations | None = None) -> 
     - it is divided evenly among the stretches of the span that end in posting a send or a collective, and the stretch
       after the span's last wait if no communication follows that wait;
     - waits on sends, and the wait at the end of a backward, do not count: nothing is computed because of them;
+    - a span inside it that posts something counts as posting it where that span opens: what an outer backward computes
+      comes before the inner span of a communication hook;
     - where that leaves no stretch, all of it comes before the span's end.
 
     So a forward that receives, computes and sends computes between its wait and its send, and a backward that posts k
@@ -40,9 +42,11 @@ def _measured(rank: RankRecord) -> list[int]:
 @dataclass(slots=True)
 class _OpenSpan:
     label: Label
+    position: int
     shares: list[int] = field(default_factory=list)
     """Positions of the events that end a stretch with a share in the span's time."""
     last_is_wait: bool = False
+    has_posted: bool = False
 
 
 def _given(rank: RankRecord, durations: Durations) -> list[int]:
@@ -51,7 +55,7 @@ def _given(rank: RankRecord, durations: Durations) -> list[int]:
     stack: list[_OpenSpan] = []
     for position, event in enumerate(rank.events):
         if isinstance(event, SpanOpened):
-            stack.append(_OpenSpan(event.label))
+            stack.append(_OpenSpan(event.label, position))
         elif not stack:
             continue
         elif isinstance(event, SpanClosed):
@@ -66,6 +70,15 @@ def _given(rank: RankRecord, durations: Durations) -> list[int]:
             stack[-1].last_is_wait = False
             if event.kind is not SpanKind.RECEIVE:
                 stack[-1].shares.append(position)
+                _tell_outer_spans(stack)
         elif isinstance(event, Wait) and not event.implicit:
             stack[-1].last_is_wait |= any(kinds.get(call) is not SpanKind.SEND for call in event.calls)
     return work
+
+
+def _tell_outer_spans(stack: list[_OpenSpan]) -> None:
+    for outer, inner in zip(stack[-2::-1], stack[:0:-1], strict=True):
+        if inner.has_posted:
+            break
+        inner.has_posted = True
+        outer.shares.append(inner.position)

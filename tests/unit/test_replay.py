@@ -328,3 +328,15 @@ def test_replay_time_grows_no_faster_than_the_record() -> None:
 
     seconds(50)
     assert min(seconds(400) for _ in range(3)) < 12 * min(seconds(100) for _ in range(3))
+
+
+def test_an_inner_span_that_posts_comes_after_what_the_outer_one_computed() -> None:
+    """A hook of 3 s in a backward of 6 s: all of the backward, a second of the hook, its first all-reduce, and so on."""
+    steps: list[Step] = [("open", "B"), ("open", "compute")]
+    for name in "ab":
+        steps += [("post", name, "all_reduce"), ("wait", name)]
+    steps += [("close",), ("close",)]
+    trace = replay(record(steps, steps), link=None, durations={"B": 6.0, "compute": 3.0})
+    assert [start // SECOND for _, start, _ in communications(trace, 0)] == [7, 8]
+    assert lane(trace, 0)[0] == ("B", 0, 6 * SECOND)
+    assert trace.duration_ns == 9 * SECOND

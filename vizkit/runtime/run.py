@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vizkit import record as records
 from vizkit.durations import Durations
 from vizkit.hardware import Link
+from vizkit.links import Links
 from vizkit.metrics import breakdown, traffic
 from vizkit.record import Record
 from vizkit.replay import replay
@@ -48,13 +49,13 @@ class Run:
 
     def replay(
         self,
-        link: Link | None = DEFAULT_LINK,
+        link: Link | Links | None = DEFAULT_LINK,
         durations: Durations | Mapping[str, float] | None = None,
     ) -> Trace:
         """The recorded program with a device for each rank, as a `Trace` with clock "virtual".
 
-        `link` is what communication costs: 20 µs and 10 GB/s unless said otherwise, None: nothing, as `vk.simulate` has
-        it unless it is given a link. `durations` in seconds by kind of span replace the measured CPU time and make the
+        `link` is what communication costs: 20 µs and 10 GB/s unless said otherwise; `vizkit.links.Links` has a fast one
+        inside nodes and a slow one between them; None: nothing, as `vk.simulate` has it unless it is given a link. `durations` in seconds by kind of span replace the measured CPU time and make the
         replay exact and the same in every run; without them all that the ranks computed counts, set-up included.
         """
         return replay(self.record, link=link, durations=durations)
