@@ -16,7 +16,7 @@ from vizkit.errors import InvalidInputError
 from vizkit.figures.animation import CONTROLS_PX
 from vizkit.figures.describe import META_KEY, describe
 
-_ASSETS = Path(__file__).parent / "page"
+PAGE_ASSETS = Path(__file__).parent / "page"
 
 
 def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None) -> str:
@@ -34,13 +34,13 @@ def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None) -
         raise InvalidInputError.because(
             "fig", fig, "must be a Plotly figure or several", "draw one, for instance with vizkit.timeline(trace)"
         )
-    page = Template((_ASSETS / "page.html").read_text(encoding="utf-8"))
+    page = Template((PAGE_ASSETS / "page.html").read_text(encoding="utf-8"))
     return page.substitute(
         title=html.escape(title or _heading(figures[0])),
-        style=(_ASSETS / "page.css").read_text(encoding="utf-8"),
-        figures="\n".join(_section(figure, number) for number, figure in enumerate(figures)),
+        style=(PAGE_ASSETS / "page.css").read_text(encoding="utf-8"),
+        figures="\n".join(figure_section(figure, number) for number, figure in enumerate(figures)),
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
-        player=(_ASSETS / "player.js").read_text(encoding="utf-8"),
+        player=(PAGE_ASSETS / "player.js").read_text(encoding="utf-8"),
     )
 
 
@@ -51,8 +51,9 @@ def write_html(path: str | Path, fig: go.Figure | Sequence[go.Figure], *, title:
     return target
 
 
-def _section(fig: go.Figure, number: int) -> str:
-    figure = Template((_ASSETS / "figure.html").read_text(encoding="utf-8"))
+def figure_section(fig: go.Figure, number: int) -> str:
+    """One figure as a part of a page: the plot, its controls, its summary, and its data for the page's player."""
+    figure = Template((PAGE_ASSETS / "figure.html").read_text(encoding="utf-8"))
     content = _without_plotly_controls(fig)
     return figure.substitute(
         number=number,

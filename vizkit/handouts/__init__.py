@@ -1,0 +1,1 @@
+"""Static pages of the notebooks: they play with no kernel and no network."""
