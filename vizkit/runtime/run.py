@@ -55,8 +55,9 @@ class Run:
         """The recorded program with a device for each rank, as a `Trace` with clock "virtual".
 
         `link` is what communication costs: 20 µs and 10 GB/s unless said otherwise; `vizkit.links.Links` has a fast one
-        inside nodes and a slow one between them; None: nothing, as `vk.simulate` has it unless it is given a link. `durations` in seconds by kind of span replace the measured CPU time and make the
-        replay exact and the same in every run; without them all that the ranks computed counts, set-up included.
+        inside nodes and a slow one between them; None: nothing, as `vk.simulate` has it unless it is given a link.
+        `durations` in seconds by kind of span replace the measured CPU time and make the replay exact and the same in
+        every run; without them all that the ranks computed counts, set-up included.
         """
         return replay(self.record, link=link, durations=durations)
 
