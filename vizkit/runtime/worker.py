@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, current_process, parent_process
 from typing import Any
 
-from vizkit.runtime import current, transport
+from vizkit.runtime import current, namespaces, transport
 from vizkit.runtime.board import Board, State
 from vizkit.runtime.device import DEVICE_ENV
 from vizkit.runtime.output import TaggedStream
@@ -56,6 +56,7 @@ class Setup:
     num_threads: int
     sample_memory: bool
     environment: dict[str, str] = field(repr=False)
+    namespaces: tuple[str, ...] = ()  # where the rank is to live, as paths in /proc
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,6 @@ def main(channel: socket.socket) -> None:
     setup: Setup = transport.unpack(files[Message.SETUP])
     board = Board(files[Message.BOARD], setup.world_size, setup.rank)
     streams = _redirect(files[Message.STDOUT], files[Message.STDERR], board)
-    threading.Thread(target=_end_with_parent, name="vizkit-watch", daemon=True).start()
     signal.signal(signal.SIGTERM, _leave)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     faulthandler.register(STACK_SIGNAL, file=files[Message.STACKS], all_threads=True)
@@ -145,6 +145,8 @@ def _leave(signum: int, frame: object) -> None:
 
 def _live(setup: Setup, board: Board, call: int) -> tuple[Message, int]:
     try:
+        namespaces.join(setup.namespaces)  # before there are threads
+        threading.Thread(target=_end_with_parent, name="vizkit-watch", daemon=True).start()
         os.environ.clear()
         os.environ.update(setup.environment | {DEVICE_ENV: setup.device})
         recorder = _join(setup, board)
