@@ -11,6 +11,7 @@ class Rank:
     """What code inside a rank may ask for."""
 
     board: Any = None
+    live: Any = None
 
 
 _THIS = Rank()
@@ -21,6 +22,12 @@ def board() -> Any:
     return _THIS.board
 
 
-def become(board: Any) -> None:
+def live() -> Any:
+    """What this rank tells the live view, or None where nobody watches and outside a rank."""
+    return _THIS.live
+
+
+def become(board: Any, live: Any = None) -> None:
     """Called once by the worker: this process is a rank from now on."""
     _THIS.board = board
+    _THIS.live = live

@@ -25,14 +25,36 @@ def progress(items: Iterable[Item], total: int | None = None, label: str = "") -
     ['a', 'b']
     """
     size = total if total is not None else len(items) if isinstance(items, Sized) else 0
-    board = current.board()
+    board, live = current.board(), current.live()
     if board is None:
         yield from items
         return
     board.show_progress(0, size, label)
-    for done, item in enumerate(items, 1):
-        yield item
-        board.show_progress(done, size, label)
+    if live is None:
+        for done, item in enumerate(items, 1):
+            yield item
+            board.show_progress(done, size, label)
+        return
+    with live.loop():
+        for done, item in enumerate(items, 1):
+            steps = live.steps
+            yield item
+            board.show_progress(done, size, label)
+            if live.steps == steps:  # otherwise a loop inside this item has counted them
+                live.step()
+
+
+def log(**numbers: object) -> None:
+    """Note numbers of this step by name, such as the loss, for the live view; outside a rank nothing happens.
+
+    Numbers are whatever `float` takes, a tensor with one element included; where nobody watches they are not looked
+    at. A rank notes up to 8 names, of up to 24 bytes. Raises `InvalidInputError` for more, and for what is no number.
+
+    >>> log(loss=0.3)
+    """
+    live = current.live()
+    if live is not None:
+        live.log(numbers)
 
 
 def slowest(reports: Iterable[Report]) -> Report | None:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
 from datetime import timedelta
 from threading import _active as live_threads  # type: ignore[attr-defined]
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vizkit.fingerprints import Fingerprint
     from vizkit.record import RankRecord
     from vizkit.runtime.board import Board
+    from vizkit.runtime.live_record import LiveRecord
     from vizkit.runtime.tensor_memory import TensorTracker
 
 CALL, WAIT, OPENED, CLOSED, BACKWARD_BEGAN, BACKWARD_ENDED, FINGERPRINT = range(7)
@@ -55,12 +56,14 @@ class Recorder:
         sample_memory: bool = False,
         backend: str = "gloo",
         timeout_s: float | None = None,
+        live: LiveRecord | None = None,
     ) -> None:
         from vizkit.runtime.clocks import CpuClock, CudaClock, WorkClock
         from vizkit.runtime.memory import MemorySampler, memory_reader
 
         self.rank = rank
         self.board = board
+        self.live = live
         self.backend = backend
         self.timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         self.futures_tell_time = backend != "nccl"
@@ -131,6 +134,8 @@ class Recorder:
         self.stopped = None
         self.started = (monotonic_ns(), self.read_clock())
         self._sample_memory(self.started[0])
+        if self.live is not None:
+            self.live.start()
 
     def stop(self) -> None:
         """The user's function has ended."""
@@ -158,10 +163,15 @@ class Recorder:
             self.memory.sample(now)
         if self.tensors is not None:
             self.tensors.look()
+        if self.live is not None:
+            self.live.posted(call[3])
 
     def note_wait(self, calls: tuple[int, ...], wall: int, mark: Any) -> None:
         """The thread has waited for these calls since `wall`."""
-        self.events.append((WAIT, get_ident(), wall, mark, monotonic_ns(), self.read_clock(), calls))
+        thread, now = get_ident(), monotonic_ns()
+        self.events.append((WAIT, thread, wall, mark, now, self.read_clock(), calls))
+        if self.live is not None and thread == self.thread:
+            self.live.blocked(now - wall)
 
     def note_done(self, call: int, slot: int) -> None:
         """A communication is over; called from any thread."""
@@ -238,6 +248,8 @@ class Recorder:
                 if self.board is not None:
                     self.board.in_backward(False)
                 self._note(BACKWARD_ENDED)
+                if self.live is not None:
+                    self.live.blocked(blocked_in_backward_ns(self.events))
                 self.close(depth)
 
         return marked
@@ -253,6 +265,23 @@ class Recorder:
             self.close(self._optimizer_depths.pop())
         if self.tensors is not None:
             self.tensors.look(True)
+        if self.live is not None:
+            self.live.optimizer_stepped()
+
+
+def blocked_in_backward_ns(events: Sequence[tuple[Any, ...]]) -> int:
+    """How long a backward that just ended was blocked at its end where nothing noted it: DDP waits inside C++.
+
+    After the last communication that it posted nothing is left to compute, so the time that the thread used no
+    processor since then went into waiting. On a GPU the host does not wait.
+    """
+    _, _, _, _, end, end_mark, _ = events[-1]
+    for code, _, _, _, posted, mark, _ in reversed(events):
+        if code in (WAIT, BACKWARD_BEGAN):
+            return 0
+        if code == CALL:
+            return max(0, (end - posted) - (end_mark - mark)) if isinstance(mark, int) else 0
+    return 0
 
 
 class _Current:

@@ -22,6 +22,7 @@ from typing import Any
 from vizkit.runtime import current, namespaces, transport
 from vizkit.runtime.board import Board, State
 from vizkit.runtime.device import DEVICE_ENV
+from vizkit.runtime.live_record import LiveRecord
 from vizkit.runtime.output import TaggedStream
 
 ORPHANED = 9
@@ -40,6 +41,7 @@ class Message(enum.IntEnum):
     STDERR = 6
     RESULT = 7
     FAILURE = 8
+    STOPPED = 9
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Setup:
     num_threads: int
     sample_memory: bool
     environment: dict[str, str] = field(repr=False)
+    live: bool = False
     namespaces: tuple[str, ...] = ()  # where the rank is to live, as paths in /proc
 
 
@@ -95,14 +98,15 @@ def main(channel: socket.socket) -> None:
     signal.signal(signal.SIGTERM, _leave)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     faulthandler.register(STACK_SIGNAL, file=files[Message.STACKS], all_threads=True)
+    live = LiveRecord(files[Message.BOARD], setup.world_size, setup.rank) if setup.live else None
     code = 1
     try:
-        tag, answer = _live(setup, board, files[Message.CALL])
-        board.enter_state(State.RETURNED if tag is Message.RESULT else State.FAILED)
+        tag, answer = _live(setup, board, live, files[Message.CALL])
+        board.enter_state(State.FAILED if tag is Message.FAILURE else State.RETURNED)
         for stream in streams:
             stream.finish()
         transport.send_file(channel, tag, answer)
-        code = 0 if tag is Message.RESULT else 1
+        code = int(tag is Message.FAILURE)
         channel.recv(1)  # peers may still need this rank's connections: stay until the notebook lets go
     finally:
         os._exit(code)  # destructors of process groups are slow and wait for each other
@@ -143,13 +147,14 @@ def _leave(signum: int, frame: object) -> None:
     raise SystemExit("stopped by the notebook")
 
 
-def _live(setup: Setup, board: Board, call: int) -> tuple[Message, int]:
+def _live(setup: Setup, board: Board, live: LiveRecord | None, call: int) -> tuple[Message, int]:
+    recorder = None
     try:
         namespaces.join(setup.namespaces)  # before there are threads
         threading.Thread(target=_end_with_parent, name="vizkit-watch", daemon=True).start()
         os.environ.clear()
         os.environ.update(setup.environment | {DEVICE_ENV: setup.device})
-        recorder = _join(setup, board)
+        recorder = _join(setup, board, live)
         function, arguments, keywords = transport.unpack(call)
         board.enter_state(State.RUNNING)
         recorder.start()
@@ -159,10 +164,12 @@ def _live(setup: Setup, board: Board, call: int) -> tuple[Message, int]:
             recorder.stop()
         return Message.RESULT, transport.pack_result(setup.rank, result, recorder.harvest())
     except BaseException as error:
+        if live is not None and live.is_stop_wanted and recorder is not None and recorder.stopped is not None:
+            return Message.STOPPED, transport.pack_result(setup.rank, None, recorder.harvest())
         return Message.FAILURE, transport.pack(describe_failure(setup.rank, error), f"failure-{setup.rank}")
 
 
-def _join(setup: Setup, board: Board) -> Any:
+def _join(setup: Setup, board: Board, live: LiveRecord | None) -> Any:
     import torch
     import torch.distributed as dist
 
@@ -181,9 +188,10 @@ def _join(setup: Setup, board: Board) -> Any:
         backend=setup.backend,
         timeout_s=setup.timeout_s,
         sample_memory=setup.sample_memory,
+        live=live,
     )
     recorder.install()
-    current.become(board)
+    current.become(board, live)
     dist.init_process_group(
         setup.backend,
         store=dist.FileStore(setup.store_path, setup.world_size),
