@@ -1,0 +1,16 @@
+"""Training runs that others published, as inputs: the model, the layout, and what was measured to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vizkit.planner.program import Program
+from vizkit.transformer import Transformer
+
+MEGATRON_2021 = Program(
+    overlap_gradients=False,
+    overlap_parameters=False,
+    asynchronous_sends=False,
+    fused_attention=False,
+    regather=False,
+)
