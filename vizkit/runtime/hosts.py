@@ -29,7 +29,7 @@ from vizkit.runtime.worker import Setup
 
 MAX_HOSTS = 16
 INTERFACE = "eth0"
-NETWORK_ENV = {name: INTERFACE for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+NETWORK_ENV = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
 MTU_BYTES = 9000  # jumbo frames, as between the nodes of a cluster: headers are 0.7 % of the wire
 FRAME_BYTES = MTU_BYTES + 14  # what tbf counts
 BURST_S = 1e-3  # so late may the kernel's timer be, and no bandwidth is lost
@@ -85,7 +85,7 @@ class Hosts:
             inside = entering(self._switch.pid, (), self._in_user_namespace)
             self._cables = [self._held(cleanup, Holder(["unshare"], NETWORK, enter=inside)) for _ in self._all]
             self._connect()
-            cleanup.callback(lambda: [self.kill(i) for i in list(self._machines)])
+            cleanup.callback(self._kill_all)
             for i in self._all:
                 self.start(i)
             self.limit(self.bandwidth_bytes_per_s)
@@ -226,6 +226,10 @@ class Hosts:
         for pid in set(namespaces.processes_in(network)) - {self._cables[host].pid}:  # ranks of `launch`
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _kill_all(self) -> None:
+        for host in list(self._machines):
+            self.kill(host)
 
     def start(self, host: int) -> None:
         """Turn on a host that is off."""
