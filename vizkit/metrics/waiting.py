@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vizkit.trace import COMMUNICATION_KINDS, NONE, NS_PER_S, Clock, Role, Trace
+from vizkit.trace import COMMUNICATION_KINDS, NONE, NS_PER_S, Clock, Role, SpanKind, Trace
 from vizkit.units import seconds_text
 
 NOTICEABLE_SHARE = 0.01
@@ -53,18 +54,12 @@ def straggler(trace: Trace, noticeable_share: float = NOTICEABLE_SHARE) -> Strag
     >>> found.rank, found.lost_by_rank_s, found.last_in
     (1, (7e-08, 0.0), 1)
     """
-    members = np.flatnonzero(trace.is_kind(*COMMUNICATION_KINDS) & (trace.operation != NONE))
     size, makespan_ns = trace.world_size, trace.duration_ns
-    if not len(members) or size < 2 or not makespan_ns:
+    found = arrivals(trace)
+    if not len(found.rank) or size < 2 or not makespan_ns:
         return None
-    _, operation = np.unique(trace.operation[members], return_inverse=True)
-    rank, start = trace.rank[members], trace.start_ns[members]
-    complete = np.full(operation.max() + 1, np.iinfo(np.int64).min)
-    np.maximum.at(complete, operation, start)
-    waited, first_wait = _waited(trace, members, complete[operation])
-    least = np.full(len(complete), np.iinfo(np.int64).max)
-    np.minimum.at(least, operation, waited)
-    lost = waited - least[operation]
+    operation, rank, start, first_wait = found.operation, found.rank, found.start_ns, found.first_wait_ns
+    lost = found.waited_ns - found.least_ns[operation]
 
     order = np.lexsort((rank, first_wait, -start, lost > 0, operation))
     _, firsts = np.unique(operation[order], return_index=True)
@@ -89,6 +84,35 @@ def straggler(trace: Trace, noticeable_share: float = NOTICEABLE_SHARE) -> Strag
         lost_by_rank_s=tuple((caused[worst] / NS_PER_S).tolist()),
         clock=trace.clock,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """One entry for each rank in each operation, as arrays: when it came, and how long it then waited for the others.
+
+    `operation` counts operations from 0, `start_ns` is the communication span's, `first_wait_ns` when the rank began to
+    wait for it. `waited_ns` is its waiting before the last rank had arrived, `least_ns[operation]` the least of those.
+    """
+
+    operation: np.ndarray
+    rank: np.ndarray
+    start_ns: np.ndarray
+    waited_ns: np.ndarray
+    first_wait_ns: np.ndarray
+    least_ns: np.ndarray
+
+
+def arrivals(trace: Trace, kinds: Sequence[SpanKind] = COMMUNICATION_KINDS) -> Arrivals:
+    """How long each rank waited in each operation of these kinds until its last rank had arrived; see `straggler`."""
+    members = np.flatnonzero(trace.is_kind(*kinds) & (trace.operation != NONE))
+    numbers, operation = np.unique(trace.operation[members], return_inverse=True)
+    start = trace.start_ns[members]
+    complete = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.maximum.at(complete, operation, start)
+    waited, first_wait = _waited(trace, members, complete[operation])
+    least = np.full(len(numbers), np.iinfo(np.int64).max)
+    np.minimum.at(least, operation, waited)
+    return Arrivals(operation, trace.rank[members], start, waited, first_wait, least)
 
 
 def _waited(trace: Trace, members: np.ndarray, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
