@@ -95,10 +95,11 @@ class Cluster:
         >>> dgx_a100(num_nodes=4).members_in_node(1, 8), dgx_a100(num_nodes=4).members_in_node(2, 16)
         (array(8), array(4))
         """
-        node, span = self.devices_per_node, np.multiply(stride, size)
+        strides, sizes = (np.asarray(numbers, np.int64) for numbers in (stride, size))
+        node, span = self.devices_per_node, strides * sizes
         is_whole = (self.num_nodes == 1) | ((span <= node) & (node % np.minimum(span, node) == 0))
-        together = np.maximum(np.gcd(span, node) // np.asarray(stride), 1)
-        return np.where(is_whole, size, np.minimum(together, np.maximum(np.subtract(size, 1), 1)))
+        together = np.maximum(np.gcd(span, node) // strides, 1)
+        return np.where(is_whole, sizes, np.minimum(together, np.maximum(sizes - 1, 1)))
 
     def link_of_group(self, stride: int, size: int) -> Link:
         """The link of each rank in a ring over this group, all such groups speaking at once.

@@ -15,7 +15,7 @@ from vizkit.memory.shards import dense_params, shards
 from vizkit.memory.states import Precision
 from vizkit.planner.pipelines import PIPELINE_COSTS, hidden, pipeline_hops
 from vizkit.planner.program import Program
-from vizkit.planner.traffic import Traffic, traffic
+from vizkit.planner.traffic import Traffic, backward_share, traffic
 from vizkit.planner.work import Passes, Work
 from vizkit.trace import Clock
 from vizkit.transformer import Recompute, Transformer, check_model
@@ -108,9 +108,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class StageTime:
-    """What one rank of the pipeline takes: `passes` and `context_s` for one microbatch, `traffic` for the whole step."""
+    """What one rank of the pipeline takes: one microbatch's `passes`, and exposed tensor- and context-parallel seconds
+    of one; `traffic` for the whole step, hidden or not."""
 
     passes: Passes
+    tensor_s: float
     context_s: float
     traffic: Traffic
     layers: int
@@ -120,8 +122,8 @@ class StageTime:
     @property
     def seconds(self) -> float:
         """Of one microbatch: what is computed, and what is waited for on the way."""
-        on_the_way = (self.traffic.tensor_s + self.traffic.experts_s) / self.num_microbatches + self.context_s
-        return self.passes.forward + self.passes.backward + on_the_way
+        experts_s = self.traffic.experts_s / self.num_microbatches
+        return self.passes.forward + self.passes.backward + self.tensor_s + self.context_s + experts_s
 
 
 def predict(model: Transformer, layout: Layout, cluster: Cluster, *, program: Program | None = None) -> Prediction:
@@ -157,7 +159,7 @@ def predict(model: Transformer, layout: Layout, cluster: Cluster, *, program: Pr
         return sum(map(of, stages)) + alike * of(middle) - of(slowest)
 
     exposed = {
-        "tp": slowest.traffic.tensor_s,
+        "tp": m * slowest.tensor_s,
         "cp": m * slowest.context_s,
         "ep": slowest.traffic.experts_s,
         "pp": max(stage.traffic.copies_s for stage in stages),
@@ -236,6 +238,10 @@ def _stage_time(
     if rank.last:
         passes = passes.plus(work.logits(layout.microbatch, layout.tp, layout.cp))
     moved = traffic(model, layout, cluster, program, place)
+    tensor_s = moved.tensor_s / m
+    if program.overlap_tensor:
+        in_backward = tensor_s * backward_share(layout.sequence_parallel, full, program.regather)
+        tensor_s -= min(in_backward, passes.matrix_forward)
     attention_s = layers * (3 + full) * work.attention(layout.microbatch, layout.tp, layout.cp)[0]
     behind = attention_s if layout.context_by == "ring" else 0.0
     part = shards(model, layout.tp, layout.ep)
@@ -244,6 +250,7 @@ def _stage_time(
         dense, experts = dense / layout.replicas, experts / layout.expert_replicas
     return StageTime(
         passes=passes,
+        tensor_s=tensor_s,
         context_s=max(moved.context_s / m - behind, 0.0),
         traffic=moved,
         layers=layers,

@@ -14,6 +14,7 @@ class Program:
 
     - `overlap_gradients`: they are reduced layer by layer during the last backward. `overlap_parameters`: what ZeRO
       shards is gathered layer by layer during the forward, or the backward, that comes before it is used.
+    - `overlap_tensor`: a backward's tensor-parallel communication goes on while the weights' gradients are computed.
     - `asynchronous_sends`: a stage goes on while its output travels; otherwise it waits, as Megatron did in 2021.
     - `scatter_gather`: tensor-parallel ranks, which hold the same output, each send a part of it and gather it again
       inside the node (Narayanan et al., SC'21, section 4.1).
@@ -26,6 +27,7 @@ class Program:
 
     overlap_gradients: bool = True
     overlap_parameters: bool = True
+    overlap_tensor: bool = True
     asynchronous_sends: bool = True
     scatter_gather: bool = True
     fused_attention: bool = True
@@ -46,6 +48,7 @@ class Program:
 _SWITCHES = (
     "overlap_gradients",
     "overlap_parameters",
+    "overlap_tensor",
     "asynchronous_sends",
     "scatter_gather",
     "fused_attention",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from vizkit import volume
 from vizkit.collectives import time_s
@@ -74,6 +75,16 @@ def traffic(model: Transformer, layout: Layout, cluster: Cluster, program: Progr
         gathers=max([m.times for m in gathers], default=0),
         reductions=max([m.times for m in reductions], default=0),
     )
+
+
+def backward_share(sequence_parallel: Any, full: Any, regather: bool) -> Any:
+    """Of a layer's tensor-parallel seconds, those in the backward itself: 2 of 4 calls, recomputation has 2 more.
+
+    >>> backward_share(False, False, True), backward_share(False, True, True)
+    (0.5, 0.3333333333333333)
+    """
+    more = regather * sequence_parallel
+    return (2 + more) / (4 + more + 2 * full)
 
 
 def group_of(axis: str, layout: Layout) -> tuple[int, int]:
