@@ -1,0 +1,94 @@
+"""A rank with a CPU quota: slow on the wall clock, the same on the virtual one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import vizkit as vk
+from vizkit.runtime.throttle import throttled
+
+SHARE = 0.2
+
+
+def burn(seconds: float) -> float:
+    """Uses so much CPU time, and says how much time passed."""
+    start_s, until_s = time.monotonic(), time.process_time() + seconds
+    while time.process_time() < until_s:
+        pass
+    return time.monotonic() - start_s
+
+
+def test_a_throttled_process_gets_no_more_than_its_share() -> None:
+    """Whatever else runs on the machine: 0.1 s of CPU time at a fifth of a core take nearly 0.5 s, or more."""
+    with throttled(SHARE):
+        assert burn(0.1) > 0.1 / SHARE * 0.8
+
+
+def test_afterwards_the_process_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGPROF)
+    with pytest.raises(ZeroDivisionError), throttled(SHARE):
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGPROF) is before
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def throttled_rank() -> tuple[float, float]:
+    """Rank 1 has the quota; both end with one all-reduce of what they computed."""
+    total = torch.ones(1000) * dist.get_rank()
+    if dist.get_rank() == 0:
+        with vk.span("work", kind="F"):
+            passed_s = burn(0.1)
+    else:
+        with throttled(SHARE), vk.span("work", kind="F"):
+            passed_s = burn(0.1)
+    dist.all_reduce(total)
+    return passed_s, total.sum().item()
+
+
+def test_a_throttled_rank_is_slow_on_the_wall_clock_only() -> None:
+    """Its collectives still work, its F takes nearly 0.5 s of wall time, and 0.1 s of CPU time, which replay reads."""
+    run = vk.launch(throttled_rank, world_size=2, device="cpu")
+    passed_s, sums = zip(*run.results, strict=True)
+    assert sums == (1000.0, 1000.0)
+    assert passed_s[1] > 0.1 / SHARE * 0.8
+    wall, virtual = (t.filter(kind="F", rank=1) for t in (run.trace, run.replay()))
+    assert wall.duration_ns / 1e9 > 0.1 / SHARE * 0.8
+    assert virtual.duration_ns / 1e9 < 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0,), "share=0: must be over 0 and at most 1; use 0.25 for a quarter"),
+        ((1.5,), "share=1.5: must be over 0 and at most 1; use 0.25 for a quarter"),
+        ((float("nan"),), "share=nan: must be over 0 and at most 1; use 0.25 for a quarter"),
+        (("half",), "share='half': must be over 0 and at most 1; use 0.25 for a quarter"),
+        ((0.5, 0), "slice_s=0: must be positive and finite; use 0.005 for 5 ms"),
+    ],
+)
+def test_another_share_is_refused(arguments, message: str) -> None:
+    with pytest.raises(vk.InvalidInputError) as caught, throttled(*arguments):
+        pass
+    assert str(caught.value) == message
+
+
+def test_only_the_main_thread_can_be_throttled() -> None:
+    found: list[str] = []
+
+    def enter() -> None:
+        try:
+            with throttled(SHARE):
+                pass
+        except vk.InvalidInputError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=enter, name="side")
+    thread.start()
+    thread.join()
+    assert found == ["thread='side': only the main thread gets signals; throttle the main thread"]
