@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class VizkitError(Exception):
@@ -45,6 +46,18 @@ class TransportError(VizkitError):
 
 class CollectiveMismatchError(VizkitError):
     """Two ranks entered the same collective with different operations, dtypes or sizes."""
+
+
+class RunStoppedError(VizkitError):
+    """Somebody pressed Stop in the live view of a run; `run` has what was recorded until then, or is None."""
+
+    def __init__(self, message: str, run: Any = None) -> None:
+        super().__init__(message)
+        self.run = run
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the person who pressed Stop knows where."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,27 @@ class Board:
         """Number of communications that `rank` has entered."""
         return _COUNT.unpack_from(self._memory, rank * RECORD_BYTES + _POSTED_AT)[0]
 
+    def waiting_of(self, rank: int) -> Posted | None:
+        """The operation that the main thread of `rank` is blocked on; quicker to read than all of a snapshot."""
+        at = rank * RECORD_BYTES
+        slot = _WAITING.unpack_from(self._memory, at + _WAITING_AT)[0]
+        if self.state_of(rank) is not State.RUNNING or not 0 <= slot < RING:
+            return None
+        found = _read_slot(self._memory, at + _RING_AT + slot * SLOT_BYTES)
+        return found if found.members else None
+
+    def has_entered(self, rank: int, operation: Posted) -> bool:
+        """Whether `rank` has entered `operation` of another rank, or a later one of the same group or edge."""
+        slot = (operation.key + operation.sequence) % RING
+        found = _read_slot(self._memory, rank * RECORD_BYTES + _RING_AT + slot * SLOT_BYTES)
+        if found.key == operation.key or not found.members:
+            return bool(found.members) and found.sequence >= operation.sequence
+        return any(k == operation.key and n >= operation.sequence for k, n in self.snapshot(rank).ring)
+
+    def state_of(self, rank: int) -> State:
+        """How far `rank` has come."""
+        return State(self._memory[rank * RECORD_BYTES])
+
     def snapshot(self, rank: int) -> Snapshot:
         """All that `rank` has noted."""
         base = rank * RECORD_BYTES

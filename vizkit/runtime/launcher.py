@@ -13,16 +13,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vizkit.errors import InvalidInputError
+from vizkit.errors import InvalidInputError, RunStoppedError
 from vizkit.record import Record
 from vizkit.runtime import current, transport
 from vizkit.runtime.board import MAX_RANKS
 from vizkit.runtime.device import Placement, count_gpus, place
 from vizkit.runtime.limits import available_cores, available_memory_bytes
+from vizkit.runtime.live_state import LiveView
+from vizkit.runtime.live_views import view_for
 from vizkit.runtime.nursery import nursery
 from vizkit.runtime.run import Run
 from vizkit.runtime.supervisor import Supervisor
 from vizkit.runtime.worker import Setup
+from vizkit.units import seconds_text
 
 RANK_BYTES = 40_000_000  # private memory of an idle rank; what it shares with the others is not counted
 MAX_TIMEOUT_S = 1e6  # torch counts milliseconds, and overflows
@@ -38,6 +41,7 @@ def launch(
     timeout_s: float = 30,
     seed: int | None = 0,
     sample_memory: bool = False,
+    live: bool | LiveView = False,
     **kwargs: Any,
 ) -> Run:
     """Call `fn(*args, **kwargs)` on `world_size` fresh processes that can talk through `torch.distributed`.
@@ -46,10 +50,12 @@ def launch(
     and `random` (None leaves them unseeded). `device` is "auto" (a GPU for each rank with NCCL where there are
     enough, else gloo on the CPU), "cpu" or "cuda". A communication may take `timeout_s` seconds; that ranks wait for
     each other in vain is noticed much earlier. `sample_memory` adds memory over time to the traces. What ranks print
-    shows in the cell.
+    shows in the cell. `live=True` shows a panel while they run, with a button that stops them, and leaves a summary
+    (`run.live`): progress and steps come from `vk.progress` or else from optimizers, curves from `vk.log`.
 
     Raises `InvalidInputError` for arguments that cannot work, `TransportError` for what cannot be pickled,
-    `RankFailedError` where a rank has no result, and its subclass `RanksStuckError` for a hang.
+    `RankFailedError` where a rank has no result, its subclass `RanksStuckError` for a hang, and `RunStoppedError` where
+    somebody stopped it.
 
     >>> import torch, torch.distributed as dist
     >>> def add_up():
@@ -62,6 +68,7 @@ def launch(
     started_s = time.perf_counter()
     size = checked_world_size(world_size)
     _check(fn, timeout_s, seed)
+    view = view_for(live)
     births = nursery()
     births.warm()
     num_gpus = count_gpus() if device != "cpu" else 0
@@ -83,10 +90,11 @@ def launch(
                     num_threads=threads,
                     sample_memory=sample_memory,
                     environment=rank_environment(dict(os.environ), rank, size, placement),
+                    live=view is not None,
                 )
                 for rank in range(size)
             ]
-            with Supervisor(births, setups, call) as supervisor:
+            with Supervisor(births, setups, call, view) as supervisor:
                 supervisor.start()
                 answers = supervisor.wait()
                 seconds = time.perf_counter() - started_s
@@ -94,10 +102,11 @@ def launch(
     finally:
         os.close(call)
     notes = {"backend": placement.backend, "device": placement.device.value, "world_size": str(size)}
-    return Run(
+    is_whole = all(record is not None for _, record in answers)
+    run = Run(
         results=[result for result, _ in answers],
         logs=logs,
-        record=Record(ranks=tuple(record for _, record in answers), notes=notes),
+        record=Record(ranks=tuple(record for _, record in answers if record is not None), notes=notes),
         world_size=size,
         backend=placement.backend,
         device=placement.device.value,
@@ -105,7 +114,17 @@ def launch(
         seconds=seconds,
         cores=cores,
         num_threads=threads,
+        live=supervisor.summary,
     )
+    if supervisor.stopped:
+        raise RunStoppedError(_stopped_text(run, supervisor.stopped, is_whole), run if is_whole else None)
+    return run
+
+
+def _stopped_text(run: Run, how: str, is_whole: bool) -> str:
+    at = f"at {run.live.progress}, after {seconds_text(run.live.seconds)}" if run.live else "at once"
+    kept = "has what was recorded until then" if is_whole else "is None, for what a killed rank had recorded is lost"
+    return f"stopped {at}: Stop was pressed, and {how}; `.run` of this error {kept}"
 
 
 def checked_world_size(world_size: Any) -> int:

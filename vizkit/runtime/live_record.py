@@ -81,16 +81,10 @@ class LiveRecord:
         self.steps = 0
         self.blocked_ns = 0
 
-    def start(self) -> None:
-        """The first step begins now."""
-        _STEP.pack_into(self._memory, self._base + _RING_AT, monotonic_ns(), self.blocked_ns)
-
     @contextmanager
     def loop(self) -> Iterator[None]:
         """Inside, the one who goes through the loop counts the steps."""
         self.open_loops += 1
-        if not self.steps:
-            self.start()
         try:
             yield
         finally:

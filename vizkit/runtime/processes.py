@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 
 
@@ -26,3 +27,12 @@ def processor_ticks(pid: int | None) -> int:
         return int(fields[11]) + int(fields[12])
     except (OSError, IndexError):
         return -2
+
+
+def resident_bytes(pid: int | None) -> int | None:
+    """Memory of a process that is in RAM, pages that it shares with others included; None where that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import html
 import sys
 import time
@@ -136,14 +137,31 @@ class NotebookBar:
             self._handle = None
 
 
-def bar_for_this_place() -> Bar:
-    """A bar where a person watches: in a notebook that somebody executes by hand, or in a terminal."""
+class Place(enum.Enum):
+    """Where what is shown goes."""
+
+    WATCHED_NOTEBOOK = enum.auto()
+    NOTEBOOK = enum.auto()
+    TERMINAL = enum.auto()
+    FILE = enum.auto()
+
+
+def this_place() -> Place:
+    """Whether a person watches: in a notebook that somebody executes by hand, or in a terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is not None and hasattr(shell, "kernel"):
         # nbclient and nbval execute without standard input; a person's front end offers it
-        return NotebookBar() if getattr(shell.kernel, "_allow_stdin", False) else NoBar()
-    return TerminalBar(sys.stderr) if sys.stderr.isatty() else NoBar()
+        return Place.WATCHED_NOTEBOOK if getattr(shell.kernel, "_allow_stdin", False) else Place.NOTEBOOK
+    return Place.TERMINAL if sys.stderr.isatty() else Place.FILE
+
+
+def bar_for_this_place() -> Bar:
+    """A bar where a person watches, and none elsewhere."""
+    place = this_place()
+    if place is Place.WATCHED_NOTEBOOK:
+        return NotebookBar()
+    return TerminalBar(sys.stderr) if place is Place.TERMINAL else NoBar()
 
 
 class PatientBar:

@@ -134,8 +134,6 @@ class Recorder:
         self.stopped = None
         self.started = (monotonic_ns(), self.read_clock())
         self._sample_memory(self.started[0])
-        if self.live is not None:
-            self.live.start()
 
     def stop(self) -> None:
         """The user's function has ended."""

@@ -20,6 +20,8 @@ from vizkit.units import bytes_text, seconds_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from vizkit.runtime.live_state import LiveSummary
+
 DEFAULT_LINK = Link()
 
 
@@ -28,7 +30,8 @@ class Run:
     """Results, output and record of one launch.
 
     `results` has what the function returned, one entry a rank; `logs` what each rank printed; `record` the
-    communications and spans of each rank; `seconds` is wall time from the call until all results were back.
+    communications and spans of each rank; `seconds` is wall time from the call until all results were back. `live` is
+    what the live view saw, None without `live=True`.
     """
 
     results: list[Any]
@@ -41,6 +44,7 @@ class Run:
     seconds: float
     cores: int
     num_threads: int
+    live: LiveSummary | None = field(default=None, repr=False)
 
     @functools.cached_property
     def trace(self) -> Trace:

@@ -9,18 +9,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from vizkit.errors import CollectiveMismatchError, RankFailedError, RanksStuckError
 from vizkit.runtime import diagnosis, transport
 from vizkit.runtime.board import Board, create_board
-from vizkit.runtime.nursery import Nursery, RankProcess
+from vizkit.runtime.live_state import LiveSummary, LiveView
+from vizkit.runtime.live_watch import LiveWatch, watch_of
+from vizkit.runtime.nursery import Nursery
 from vizkit.runtime.output import Transcript
 from vizkit.runtime.processes import exit_text, processor_ticks
-from vizkit.runtime.progress import PatientBar, bar_for_this_place
-from vizkit.runtime.worker import STACK_SIGNAL, Failure, Message, Setup
+from vizkit.runtime.progress import NoBar, PatientBar, bar_for_this_place
+from vizkit.runtime.rank_handle import RankHandle
+from vizkit.runtime.worker import STACK_SIGNAL, Message, Setup
 from vizkit.runtime.worker import main as rank_main
 
 POLL_S = 0.05
@@ -28,35 +30,15 @@ QUIET_S = 0.8  # no rank has entered or left a communication for so long: look w
 OVERTIME_S = 2.0  # beyond its timeout a communication should have been ended by the backend
 GRACE_S = 0.4  # after a first failure, for the one that caused it to be heard too
 STOP_S = 1.0  # from asking a rank to stop until it is killed
+STOP_ANSWER_S = 5.0  # for a rank that has been asked to stop and can hear, to hand over its record
 READ_BYTES = 1 << 16
 READS_A_VISIT = 32
-
-
-@dataclass(eq=False)
-class RankHandle:
-    """One rank as the notebook sees it."""
-
-    rank: int
-    process: RankProcess
-    channel: socket.socket
-    stacks: int
-    outputs: dict[int, int] = field(default_factory=dict)  # descriptor of a pipe: stream 0 (output) or 1 (error)
-    answered: bool = False
-    failure: Failure | None = None
-    exited: bool = False
-    processor_ticks: int = -1
-    wait: tuple[int, int] | None = None  # what its main thread waits for
-    waits_since_s: float = 0.0
-
-    @property
-    def over(self) -> bool:
-        return self.answered or self.failure is not None or self.exited
 
 
 class Supervisor:
     """Runs one launch from first to last; use it as a context manager, so that no rank outlives it."""
 
-    def __init__(self, nursery: Nursery, setups: list[Setup], call: int) -> None:
+    def __init__(self, nursery: Nursery, setups: list[Setup], call: int, view: LiveView | None = None) -> None:
         self._nursery = nursery
         self._setups = setups
         self._call = call
@@ -64,10 +46,13 @@ class Supervisor:
         self._answers: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._transcript = Transcript(len(setups), (sys.stdout, sys.stderr))
-        self._bar = PatientBar(bar_for_this_place())
+        self._bar = PatientBar(NoBar() if view else bar_for_this_place())
         self._board_file = transport.anonymous_file("board")
         create_board(len(setups), self._board_file)
         self._board = Board(self._board_file, len(setups))
+        self._watch = watch_of(view, self._board, self._board_file, len(setups)) if view else None
+        self.summary: LiveSummary | None = None
+        self.stopped = ""  # how the ranks ended, where somebody pressed Stop
         self._fingerprint = b""
         self._changed_s = time.monotonic()
         self._killed: list[int] = []
@@ -83,6 +68,8 @@ class Supervisor:
         finally:
             self._bar.close()
             self._show_all()
+            if self._watch:
+                self.summary = self._watch.close()
             for handle in self._handles:
                 for descriptor in (*handle.outputs, handle.stacks):
                     os.close(descriptor)
@@ -137,7 +124,7 @@ class Supervisor:
         self._selector.register(handle.process.sentinel, selectors.EVENT_READ, handle)
 
     def wait(self) -> list[Any]:
-        """What each rank answered, in order of ranks.
+        """What each rank answered, in order of ranks: result and record, both None where Stop left a rank without.
 
         Raises `RankFailedError`, `RanksStuckError`, or `TransportError` for a result that cannot be built again here.
         """
@@ -145,9 +132,15 @@ class Supervisor:
             self._step()
             if any(handle.failure or handle.exited for handle in self._handles):
                 self._raise_failure()
+            if self._watch and self._watch.is_stop_wanted:
+                self._stop_on_request(self._watch)
+                break
             self._look_for_hang()
             self._look_for_overtime()
-        return [transport.unpack_result(h.rank, self._answers[h.rank]) for h in self._handles]
+        return [
+            transport.unpack_result(h.rank, self._answers[h.rank]) if h.answered else (None, None)
+            for h in self._handles
+        ]
 
     def _step(self) -> None:
         epochs = [self._board.posted_by(handle.rank) for handle in self._handles]
@@ -158,6 +151,8 @@ class Supervisor:
                 self._transcript.advance(handle.rank, epoch)
         self._transcript.show()
         self._bar.update(self._board.progress_of(handle.rank) for handle in self._handles)
+        if self._watch:
+            self._watch.look([handle.process.pid for handle in self._handles])
         for key, _ in events:
             handle = key.data
             if key.fileobj is handle.channel:
@@ -210,7 +205,7 @@ class Supervisor:
         if message is None:
             return
         tag, descriptor = message
-        if tag == Message.RESULT:
+        if tag in (Message.RESULT, Message.STOPPED):
             self._answers[handle.rank] = descriptor
             handle.answered = True
             while not self._drain(handle):
@@ -364,6 +359,27 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(handle.process.pid, signal.SIGKILL)  # what the rank itself has started
             handle.process.join()
+
+    def _stop_on_request(self, watch: LiveWatch) -> None:
+        """End after a step that all ranks do; where that takes long, ask who computes, then free who waits."""
+        self._give_time(watch.ask_to_stop(), lambda handle: handle.over)
+        late = [handle for handle in self._handles if not handle.over and not watch.has_stopped(handle.rank)]
+        for handle in late:
+            self._signal(handle, signal.SIGTERM)
+        self._give_time(STOP_ANSWER_S, lambda handle: handle.over or self._board.waiting_of(handle.rank) is not None)
+        if late and any(handle.over for handle in self._handles):
+            for handle in self._handles:
+                if handle.over:  # its end ends the waits of those who wait for it
+                    with contextlib.suppress(OSError):
+                        handle.channel.shutdown(socket.SHUT_WR)
+            self._give_time(STOP_ANSWER_S, lambda handle: handle.over)
+        self.stop({handle.rank for handle in self._handles if not handle.over})
+        self.stopped = self._stop_text()
+
+    def _give_time(self, seconds: float, is_settled: Callable[[RankHandle], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not all(map(is_settled, self._handles)):
+            self._step()
 
     def _stop_text(self) -> str:
         if not self._killed:

@@ -1,0 +1,62 @@
+"""The live view in a notebook: a panel that changes while the cell runs, with a button that stops the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import ipywidgets
+import traitlets
+from IPython.display import display
+
+from vizkit.runtime.live_state import LiveState, LiveSummary
+from vizkit.widgets import live_html
+
+
+class StopButton(anywidget.AnyWidget):
+    """A button whose press is noticed while the cell runs: see `heard_while_a_cell_runs`."""
+
+    _esm = Path(__file__).with_name("live_stop.js")
+    pressed = traitlets.Bool(False).tag(sync=True)
+
+
+class LivePanel:
+    """Shows a run while it goes on; `stop_wanted` once Stop was pressed. In the end only the summary is left.
+
+    A refresh sends what has changed, a few kB, so that a slow link keeps up.
+    """
+
+    def __init__(self) -> None:
+        self.stop = StopButton()
+        self.stop_wanted = False
+        self.stop.observe(self._pressed, "pressed")
+        self.alert, self.body = ipywidgets.HTML(), ipywidgets.HTML()
+        style = ipywidgets.HTML(live_html.STYLE)
+        self.panel = ipywidgets.VBox([style, self.stop, self.alert, self.body])
+        self._handle: Any = display(self.panel, display_id=True)
+        heard_while_a_cell_runs(self.stop)
+
+    def _pressed(self, change: dict[str, Any]) -> None:
+        """Comes on another thread than the launch."""
+        self.stop_wanted = bool(change["new"])
+        self.stop.send("heard")
+
+    def show(self, state: LiveState) -> None:
+        self.alert.value = live_html.alert(state)  # a value that is the same is not sent
+        self.body.value = live_html.body(state)
+
+    def close(self, summary: LiveSummary) -> None:
+        self._handle.update({"text/plain": str(summary)}, raw=True)
+        for widget in (*self.panel.children, self.panel):
+            widget.close()
+
+
+def heard_while_a_cell_runs(widget: ipywidgets.DOMWidget) -> None:
+    """Let what the page tells `widget` be handled at once.
+
+    JupyterLab sends it to a subshell, a thread of the kernel beside the one that runs the cell. But ipykernel 7.4 sends
+    it on to the thread that spoke to the page last, which is the one that is busy; forgotten, the subshell has it.
+    Other kernels have no such note, and `live_stop.js` interrupts the kernel where nobody answers a press.
+    """
+    vars(widget.comm).pop("_reply_subshell_id", None)
