@@ -70,7 +70,7 @@ def small_buckets(evidence: Evidence) -> Iterator[Finding]:
     for found in all_small_buckets(evidence):
         yield Finding(
             FindingKind.SMALL_BUCKETS,
-            found.group,
+            tuple(sorted(found.group)),
             found.cost_s,
             evidence.trace.clock,
             f"{found.num} small {found.kind.value.replace('_', '-')}s cost more latency than transfer",
@@ -100,7 +100,7 @@ def _of(evidence: Evidence, kind: SpanKind, group: tuple[int, ...], spans: np.nd
     trace = evidence.transfers
     _, first = np.unique(trace.operation[spans], return_index=True)
     rows = np.flatnonzero(spans)[first]
-    num_a_step = len(rows) / _num_steps(evidence, group[0])
+    num_a_step = len(rows) / _num_steps(evidence, group)
     payload, seconds = trace.payload_bytes[rows], (trace.end_ns - trace.start_ns)[rows] / NS_PER_S
     if num_a_step < FEWEST or not payload.max():
         return None
@@ -119,15 +119,17 @@ def _of(evidence: Evidence, kind: SpanKind, group: tuple[int, ...], spans: np.nd
     return SmallBuckets(kind, group, len(rows), num_a_step, float(payload.mean()), latency_s, transfer_s, cost_s)
 
 
-def _num_steps(evidence: Evidence, rank: int) -> int:
-    """How often the rank begins a forward after something else, or steps its optimizer; 1 where it tells neither."""
+def _num_steps(evidence: Evidence, group: tuple[int, ...]) -> int:
+    """How often a rank begins forwards after backwards, or steps its optimizer; 1 where none tells either."""
     trace = evidence.trace
-    counts = []
+    counts = [1]
     for kind in (SpanKind.FORWARD, SpanKind.OPTIMIZER):
-        mine = np.flatnonzero((trace.rank == rank) & (trace.is_kind(kind) | trace.is_kind(SpanKind.BACKWARD)))
-        in_order = trace.is_kind(kind)[mine[np.argsort(trace.start_ns[mine], kind="stable")]]
-        counts.append(int((np.diff(in_order.astype(int), prepend=0) == 1).sum()))
-    return max(1, *counts)
+        is_kind = trace.is_kind(kind)
+        for rank in group:
+            mine = np.flatnonzero((trace.rank == rank) & (is_kind | trace.is_kind(SpanKind.BACKWARD)))
+            in_order = is_kind[mine[np.argsort(trace.start_ns[mine], kind="stable")]]
+            counts.append(int((np.diff(in_order.astype(int), prepend=0) == 1).sum()))
+    return max(counts)
 
 
 def _modelled(kind: SpanKind, algorithm: str, size: int, link: Link, mean_bytes: float) -> tuple[float, float]:

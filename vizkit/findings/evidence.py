@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,13 +62,7 @@ class Evidence:
         np.maximum.at(complete, operation, trace.start_ns[numbered])
         start = trace.start_ns.copy()
         start[numbered] = np.minimum(complete[operation], trace.end_ns[numbered])
-        return Trace.from_columns(
-            clock=trace.clock,
-            world_size=trace.world_size,
-            tables=trace.tables,
-            notes=trace.notes,
-            **{**trace.columns, "start_ns": start},
-        )
+        return replace(trace, columns={**trace.columns, "start_ns": start})
 
     @functools.cached_property
     def parts(self) -> Breakdown:

@@ -8,6 +8,7 @@ from numbers import Number
 from time import monotonic_ns
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -84,4 +85,5 @@ def _tensor_parts(tensor: torch.Tensor, name: str) -> Iterator[bytes | memoryvie
         raise InvalidInputError.because(name, kind, "has no bytes in a row", "give a dense tensor that holds numbers")
     yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    yield memoryview(flat.view(torch.uint8).numpy())
+    array: np.ndarray = flat.view(torch.uint8).numpy()
+    yield array.data
