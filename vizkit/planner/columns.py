@@ -60,6 +60,12 @@ class Columns:
         """Of a table with a column for each of `NUMBERS`."""
         return cls(*np.ascontiguousarray(table.T), precision, context_by)
 
+    @classmethod
+    def join(cls, parts: list[Columns]) -> Columns:
+        """The rows of all parts, of which there is one at least."""
+        table = np.concatenate([part.table for part in parts])
+        return cls.from_table(table, parts[0].precision, parts[0].context_by)
+
     @property
     def table(self) -> np.ndarray:
         """A row for each layout, a column for each of `NUMBERS`."""

@@ -46,6 +46,15 @@ class Steps:
     def step_s(self) -> np.ndarray:
         return np.sum([getattr(self, field.name) for field in fields(self)[:-1]], axis=0)
 
+    def where(self, chosen: np.ndarray) -> Steps:
+        """The rows of a mask or of positions."""
+        return Steps(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    @classmethod
+    def join(cls, parts: list[Steps]) -> Steps:
+        """The rows of all parts."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -250,13 +259,15 @@ class _Wire:
 
 def call_s(kind: SpanKind, ranks: np.ndarray, payload_bytes: np.ndarray, links: Links) -> np.ndarray:
     """Seconds of one call among so many ranks, by the fastest algorithm: `vk.collectives.time_s` of arrays."""
-    distinct, where = np.unique(ranks.astype(int), return_inverse=True)
+    whole = ranks.astype(np.intp)
+    distinct = np.flatnonzero(np.bincount(whole))
     latency, bandwidth = links
     fastest = None
     for way in ALGORITHMS[kind]:
-        paths = np.array([_path(kind, way, int(number)) for number in distinct], float).reshape(-1, 2)
-        in_order, share = paths[where].T
-        seconds = in_order * latency + share * payload_bytes / bandwidth
+        in_order, share = np.zeros((2, distinct[-1] + 1))
+        for number in distinct.tolist():
+            in_order[number], share[number] = _path(kind, way, number)
+        seconds = in_order[whole] * latency + share[whole] * payload_bytes / bandwidth
         fastest = seconds if fastest is None else np.minimum(fastest, seconds)
     assert fastest is not None
     return fastest

@@ -1,0 +1,114 @@
+"""What would make a model fit, where nothing does: tried out, not guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from vizkit.errors import InvalidInputError
+from vizkit.hardware.cluster import Cluster
+from vizkit.planner.places import memory_bytes
+from vizkit.planner.program import Program
+from vizkit.planner.space import Space
+from vizkit.transformer import Transformer
+from vizkit.units import bytes_text
+
+MOST_DOUBLINGS = 20
+"""Of the number of devices, to look for one that suffices: up to a million times as many."""
+_MOST_LAYOUTS = 200_000
+"""Looked at for each remedy."""
+
+
+def smallest_bytes(model: Transformer, space: Space, num_devices: int, global_batch: int, program: Program) -> float:
+    """Bytes a device of the layout that needs least; infinite where there is none."""
+    least, seen = np.inf, 0
+    for rows in space.chunks(model, num_devices, global_batch):
+        least = min(least, float(memory_bytes(model, rows, program.fused_attention).min()))
+        seen += len(rows)
+        if seen > _MOST_LAYOUTS:
+            break
+    return least
+
+
+def remedies(
+    model: Transformer, cluster: Cluster, global_batch: int, space: Space, program: Program, limit_bytes: float
+) -> tuple[str, ...]:
+    """What would make the model fit into `limit_bytes` a device, and what it needs as it is."""
+    least = smallest_bytes(model, space, cluster.num_devices, global_batch, program)
+    said = [
+        f"the layout that needs least takes {bytes_text(least)} a device, and {bytes_text(limit_bytes)} of "
+        f"{bytes_text(cluster.device.memory_bytes)} may be used"
+    ]
+    for what, wider in _wider(space):
+        found = smallest_bytes(model, wider, cluster.num_devices, global_batch, program)
+        if found <= limit_bytes:
+            said.append(f"it fits with {what}: {bytes_text(found)} a device")
+    said += _more_devices(model, cluster, global_batch, space, program, limit_bytes)
+    reserved = 1 - program.reserved_share
+    said.append(f"it fits on as many devices of {bytes_text(least / reserved)}")
+    return tuple(said)
+
+
+def _wider(space: Space) -> Iterator[tuple[str, Space]]:
+    """The same space with one restriction less."""
+    allowed = {
+        "zero_stages": ((0, 1, 2, 3), "ZeRO-3"),
+        "recompute": (("none", "selective", "full"), "recompute=full"),
+        "sequence_parallel": ((False, True), "sequence parallelism"),
+        "tp": (None, "other sizes of tp"),
+        "pp": (None, "other sizes of pp"),
+        "cp": (None, "other sizes of cp"),
+        "ep": (None, "other sizes of ep"),
+        "microbatches": (None, "smaller microbatches"),
+    }
+    for name, (values, what) in allowed.items():
+        wider = dataclasses.replace(space, **{name: values})
+        if getattr(wider, name) != getattr(space, name):
+            yield what, wider
+
+
+def _more_devices(
+    model: Transformer, cluster: Cluster, global_batch: int, space: Space, program: Program, limit_bytes: float
+) -> Iterator[str]:
+    """The fewest devices, doubled and doubled again, on which it fits."""
+    for doubling in range(1, MOST_DOUBLINGS + 1):
+        number = cluster.num_devices * 2**doubling
+        needs = smallest_bytes(model, space, number, global_batch, program)
+        if needs <= limit_bytes:
+            yield f"it fits on {number:,} devices: {bytes_text(needs)} a device"
+            return
+        if np.isinf(needs):
+            break
+    yield f"no doubling of the {cluster.num_devices:,} devices that this model and batch can be divided among suffices"
+
+
+def nothing_divides(model: Transformer, cluster: Cluster, global_batch: int, space: Space) -> InvalidInputError:
+    """For a number of devices that no layout uses whole: the nearest numbers that one does, and the batches."""
+    number = cluster.num_devices
+
+    def works(devices: int, batch: int) -> bool:
+        return next(space.meshes(model, devices, batch), None) is not None
+
+    near = _nearest(number, lambda devices: works(devices, global_batch))
+    batches = _nearest(global_batch, lambda batch: works(number, batch), scale=number)
+    remedy = [f"use {' or '.join(map(str, near))} devices"] if near else []
+    remedy += [f"a global_batch of {' or '.join(map(str, batches))}"] if batches else []
+    return InvalidInputError.because(
+        "cluster",
+        number,
+        f"devices cannot be shared out: dp has to divide global_batch={global_batch}, tp the heads, pp the "
+        f"{model.num_layers} layers, cp the sequence, within what is allowed",
+        ", or ".join(remedy) or "allow more sizes, or change the batch",
+    )
+
+
+def _nearest(value: int, works: Callable[[int], bool], scale: int = 1) -> list[int]:
+    """The nearest below and above that work, within a few hundred, or a few multiples of the scale."""
+    reach = 256
+    multiple = value - value % scale
+    below = [*range(value - 1, max(value - reach, 0), -1)] if scale == 1 else [multiple, multiple - scale]
+    above = [*range(value + 1, value + reach)] if scale == 1 else [multiple + scale, multiple + 2 * scale]
+    found = (next((n for n in numbers if n > 0 and n != value and works(n)), None) for numbers in (below, above))
+    return [number for number in found if number]
