@@ -159,7 +159,7 @@ def compare(
     global_batch: int = 128,
     timeout_s: float = 60,
 ) -> Comparison:
-    """Trains the kit's network on handwritten digits with each tuning, on real ranks, and lays the results side by side.
+    """Trains the kit's network on handwritten digits with each tuning, on real ranks, and compares what came.
 
     All tunings see the same `num_batches` batches. Bytes and times are those after the first `WARM_UP_BATCHES`. Times
     are a replay with `durations` (seconds for a rank's share of a batch; kind "compute" is what one exchange by the

@@ -38,13 +38,14 @@ def quantise(x: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
 
 def dequantise(rows: torch.Tensor) -> torch.Tensor:
     """The fp32 numbers of `quantise`'s rows, one after the other; what filled the last block is at the end."""
-    levels, scale = rows.split([rows.shape[-1] - SCALE_BYTES, SCALE_BYTES], dim=-1)
-    return (levels.contiguous().view(torch.int8) * scale.contiguous().view(torch.float32)).flatten()
+    levels = rows[..., :-SCALE_BYTES].view(torch.int8)
+    return (levels * scales(rows).view(*levels.shape[:-1], 1)).flatten()
 
 
 def scales(rows: torch.Tensor) -> torch.Tensor:
     """The scale of each row's block; half of it is by how much a number of that block may be off."""
-    return rows[..., -SCALE_BYTES:].contiguous().view(torch.float32).flatten()
+    aligned = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # in a row they may begin anywhere
+    return aligned.view(torch.float32).flatten()
 
 
 def quantised_all_gather(

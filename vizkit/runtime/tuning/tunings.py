@@ -25,7 +25,7 @@ from vizkit.sizes import is_number, whole_number, yes_or_no
 Shapes = Sequence[Sequence[int]]
 
 
-class Exchange(enum.Enum):
+class Exchange(enum.StrEnum):
     """What ranks do with their gradients in the backward of a step."""
 
     ALL_REDUCE = "all-reduce"
@@ -50,7 +50,7 @@ class Exchange(enum.Enum):
 class Tuning:
     """One way to communicate; what is not said is DDP as it comes.
 
-    - `exchange`: what happens to gradients, an `Exchange` or its value.
+    - `exchange`: what happens to gradients, an `Exchange` or its text.
     - `bucket_mb`: DDP's bucket size in MiB; several buckets travel while the backward goes on.
     - `accumulate`: batches whose gradients are added up before one exchange and one optimizer step.
     - `forward_in_no_sync=False` leaves the forward outside `no_sync`, the usual mistake, which then changes nothing.
@@ -76,9 +76,8 @@ class Tuning:
     learning_rate: float = 0.05
 
     def __post_init__(self) -> None:
-        values = [exchange.value for exchange in Exchange]
-        if self.exchange not in Exchange and self.exchange not in values:
-            raise InvalidInputError.unknown("exchange", self.exchange, "is no way to exchange gradients", values)
+        if self.exchange not in list(Exchange):
+            raise InvalidInputError.unknown("exchange", self.exchange, "is no way to exchange gradients", Exchange)
         object.__setattr__(self, "exchange", Exchange(self.exchange))
         for name in ("accumulate", "period", "rank", "block"):
             whole_number(name, getattr(self, name))
