@@ -405,7 +405,7 @@ class TestBadFiles:
         with pytest.raises(UnreadableTraceError) as error:
             read_trace(tmp_path)
         assert str(error.value) == (
-            f"{tmp_path}: no .json or .json.gz file in this folder; give the folder with the traces"
+            f"{tmp_path}: no .json, .json.gz or .jsonl.gz file in this folder; give the folder with the traces"
         )
 
     def test_two_files_of_one_rank_are_refused(self, tmp_path: Path):

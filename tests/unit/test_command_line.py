@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import vizkit as vk
-from vizkit.__main__ import last_steps, main, mean_by_step
+from vizkit.cli import main
+from vizkit.cli.demo import last_steps, mean_by_step
 from vizkit.runtime.digits import Lesson, digits, network
 from vizkit.runtime.fitness import Fact, Fitness
 
@@ -15,7 +16,7 @@ from vizkit.runtime.fitness import Fact, Fitness
 @pytest.mark.parametrize(
     ("words", "mentions"),
     [
-        (["--help"], ["demo", "doctor", "make lab"]),
+        (["--help"], ["demo", "doctor", "run", "report", "make lab"]),
         (
             ["demo", "--help"],
             ["--ranks", "--steps", "--batch", "--device", "--out", "(default: demo.html)", "no network"],
@@ -35,7 +36,7 @@ def test_help_suffices(words: list[str], mentions: list[str], capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the following arguments are required: demo | doctor"),
+        ([], "the following arguments are required: doctor | demo | run | report"),
         (["dance"], "invalid choice: 'dance'"),
         (["demo", "--ranks", "0"], "argument --ranks: 0: must be at least 1; use 1 or more"),
         (["demo", "--steps", "-3"], "argument --steps: -3: must be at least 1; use 1 or more"),

@@ -18,7 +18,7 @@ from vizkit.trace import NS_PER_S
 
 MAX_DRIFT = 500e-6
 """How much faster one host's clock may run than another's: Linux slews by at most 500 ppm, crystals err by less."""
-_MAX_CELLS = 1_000_000
+_MAX_CELLS = 200_000
 _FINEST_NS = 1_000.0
 _WIDEST_DRIFT = 0.5
 
@@ -139,7 +139,7 @@ class _Hosts:
         return _Solution(alignment, widths[np.isfinite(widths)].max())
 
     def _over_time(self, rough: _Solution, drift: float) -> _Solution | None:
-        """Offsets at knots in time: what is seen at one moment holds at another, with `drift` times the time between."""
+        """Offsets at knots: what is seen at one moment holds at another with `drift` times what lies between."""
         bounds, reference = self.bounds, rough.alignment.reference
         entered, ended = (
             _moved(rough.alignment, on, ns)

@@ -19,8 +19,13 @@ from vizkit.figures.describe import META_KEY, describe
 PAGE_ASSETS = Path(__file__).parent / "page"
 
 
-def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None) -> str:
+Words = Sequence[tuple[str, str]]
+
+
+def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None, sections: Words = ()) -> str:
     """One HTML page with one figure or several, as text; about 5 MB, nearly all of it plotly.js.
+
+    `sections` are pairs of heading and text that stand before the figures.
 
     Each figure has a button and a slider that the keyboard reaches, and its summary in words. The page fetches nothing
     and follows the reader's light or dark setting. Raises `InvalidInputError` where there is no figure.
@@ -44,11 +49,23 @@ def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None) -
     )
 
 
-def write_html(path: str | Path, fig: go.Figure | Sequence[go.Figure], *, title: str | None = None) -> Path:
+def write_html(
+    path: str | Path, fig: go.Figure | Sequence[go.Figure], *, title: str | None = None, sections: Words = ()
+) -> Path:
     """Write the page of `to_html` to `path` and return the path."""
     target = Path(path)
-    target.write_text(to_html(fig, title=title), encoding="utf-8")
+    target.write_text(to_html(fig, title=title, sections=sections), encoding="utf-8")
     return target
+
+
+def _words(title: str | None, sections: Words) -> list[str]:
+    if not sections:
+        return []
+    heading = [f"<h1>{html.escape(title)}</h1>"] if title else []
+    return heading + [
+        f'<section class="words"><h2>{html.escape(name)}</h2>\n<pre class="summary">{html.escape(text)}</pre></section>'
+        for name, text in sections
+    ]
 
 
 def figure_section(fig: go.Figure, number: int) -> str:

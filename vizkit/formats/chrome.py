@@ -17,6 +17,7 @@ import numpy as np
 
 from vizkit.errors import InvalidInputError, UnreadableTraceError
 from vizkit.formats import kineto
+from vizkit.formats.rank_folder import rank_files, read_run
 from vizkit.formats.rows import rows
 from vizkit.trace import COLUMNS, KINDS, NONE, Clock, Counter, Role, Span, SpanKind, Trace
 
@@ -65,8 +66,12 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             yield file
 
 
-def read_trace(path: str | Path) -> Trace:
-    """The trace in a file, or in a folder with one file for each rank (`.json` and `.json.gz`).
+def read_trace(path: str | Path, *, partial: bool = False) -> Trace:
+    """The trace in a file, or in a folder with one file for each rank (`.json`, `.json.gz` and `.jsonl.gz`).
+
+    From the files of ranks that `python -m vizkit run … --trace folder` left (`.jsonl.gz`) comes one trace with the
+    clocks of all hosts aligned, and how far off they may be in `notes["clock_error_s"]`; what is missing, doubled, cut
+    off or foreign is an error, or with `partial=True` left out and named in the notes (`read_run` says more).
 
     Files of `write_chrome_trace` come back as they were. From files of PyTorch's profiler come the spans that can be
     told: GPU kernels and copies, or without any the CPU's operators, and communication by name; clock "wall", rank from
@@ -74,11 +79,15 @@ def read_trace(path: str | Path) -> Trace:
     trace, a time makes no sense, or two files of a folder hold the same rank.
     """
     path = Path(path)
+    if rank_files(path):
+        return read_run(path, partial=partial).trace
     if not path.is_dir():
         return _read_file(path)
     files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
     if not files:
-        raise UnreadableTraceError(f"{path}: no .json or .json.gz file in this folder; give the folder with the traces")
+        raise UnreadableTraceError(
+            f"{path}: no .json, .json.gz or .jsonl.gz file in this folder; give the folder with the traces"
+        )
     return _joined(files, [_read_file(file) for file in files])
 
 

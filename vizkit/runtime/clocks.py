@@ -25,6 +25,9 @@ class WorkClock(Protocol):
     def work_ns(self, mark: Any) -> int:
         """Nanoseconds of work up to this mark; only differences mean something."""
 
+    def read_of(self, thread: int) -> Any:
+        """A mark of another thread of this process, by its `threading.get_ident()`."""
+
     def leave_out(self, work_ns: int) -> None:
         """The work of this thread just done was vizkit's own, not the program's; read marks with a new `read`."""
 
@@ -44,6 +47,9 @@ class CpuClock:
 
     def settle(self) -> None:
         pass
+
+    def read_of(self, thread: int) -> int:
+        return time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) - self._left_out_ns
 
     def leave_out(self, work_ns: int) -> None:
         self._left_out_ns += work_ns
@@ -79,6 +85,9 @@ class CudaClock:
 
     def settle(self) -> None:
         torch.cuda.synchronize()
+
+    def read_of(self, thread: int) -> torch.cuda.Event:
+        return self.read()
 
     def leave_out(self, work_ns: int) -> None:
         pass  # the device works on meanwhile

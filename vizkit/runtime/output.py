@@ -43,9 +43,12 @@ class TaggedStream(io.TextIOBase):
         with self._lock:
             *lines, self._partial = (self._partial + text).split("\n")
             if lines:
-                tag = TAG_START + str(self._epoch()).encode() + TAG_END
+                tag = self._tag()
                 self._send(b"".join(tag + line.encode("utf-8", "replace") + b"\n" for line in lines))
         return len(text)
+
+    def _tag(self) -> bytes:
+        return TAG_START + str(self._epoch()).encode() + TAG_END
 
     def finish(self) -> None:
         """Send what stands after the last line break as a line of its own."""
@@ -57,6 +60,17 @@ class TaggedStream(io.TextIOBase):
         view = memoryview(data)
         while view.nbytes:
             view = view[os.write(self._descriptor, view) :]
+
+
+class PlainStream(TaggedStream):
+    """The same for a rank that no notebook watches: each line begins with its rank, as it stands in a cell."""
+
+    def __init__(self, descriptor: int, rank: int) -> None:
+        super().__init__(descriptor, int)
+        self._prefix = f"[rank {rank}] ".encode()
+
+    def _tag(self) -> bytes:
+        return self._prefix
 
 
 class Line(NamedTuple):
