@@ -97,7 +97,9 @@ class Cluster:
         """
         strides, sizes = (np.asarray(numbers, np.int64) for numbers in (stride, size))
         node, span = self.devices_per_node, strides * sizes
-        is_whole = (self.num_nodes == 1) | ((span <= node) & (node % np.minimum(span, node) == 0))
+        if self.num_nodes == 1:
+            return sizes
+        is_whole = (span <= node) & (node % np.minimum(span, node) == 0)
         together = np.maximum(np.gcd(span, node) // strides, 1)
         return np.where(is_whole, sizes, np.minimum(together, np.maximum(sizes - 1, 1)))
 

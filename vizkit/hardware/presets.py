@@ -10,7 +10,7 @@ from vizkit.hardware.link import Link
 
 A100 = Device(
     name="A100-80GB",
-    matrix_ceiling=0.74,
+    matrix_ceiling=0.75,
     peak_flops_per_s=312e12,
     peak_32bit_flops_per_s=156e12,
     memory_bytes=80 * 2**30,
@@ -50,7 +50,7 @@ def dgx_a100(num_nodes: int = 1) -> Cluster:
     card's 25 in nccl-tests (its issues 149 and 100, 2022 and 2023, report 200 to 235, and 91 GB/s over 4 cards).
     """
     return Cluster(
-        device=A100, devices_per_node=8, num_nodes=num_nodes, inside=Link(3e-6, 230e9), between=Link(10e-6, 22.7e9)
+        device=A100, devices_per_node=8, num_nodes=num_nodes, inside=Link(3e-6, 230e9), between=Link(10e-6, 12.6e9)
     )
 
 

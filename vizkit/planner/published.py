@@ -24,11 +24,15 @@ from vizkit.transformer import Transformer
 if TYPE_CHECKING:
     import pandas as pd
 
+SEND_SHARE = 0.37
+"""SC'21, section 5.9: across the bisection of the 1T run, 892 GB/s of messages between stages, which 48 rings of stages
+cross twice in both directions, 4.65 GB/s each; 12.9 TB/s of all-reduces, which 512 rings cross twice, 12.6 GB/s each."""
 MEGATRON_2021 = Program(
     overlap_gradients=False,
     overlap_parameters=False,
     overlap_tensor=False,
     asynchronous_sends=False,
+    send_share=SEND_SHARE,
     fused_attention=False,
     regather=False,
 )
@@ -37,6 +41,7 @@ MEGATRON_2022 = Program(
     overlap_gradients=False,
     overlap_parameters=False,
     asynchronous_sends=False,
+    send_share=SEND_SHARE,
     fused_attention=False,
 )
 """Korthikanti et al., 2022, sections 6.2 and 6.3: a backward's all-reduces overlap with the weights' gradients, those of
@@ -46,6 +51,7 @@ DEEPSPEED_2021 = Program(
     overlap_parameters=False,
     overlap_tensor=False,
     asynchronous_sends=False,
+    send_share=SEND_SHARE,
     fused_attention=False,
     regather=False,
     calls_per_layer=12,

@@ -207,12 +207,13 @@ class _Wire:
         rows = self.rows
         latency, bandwidth = self._along_pipeline()
         size, t = self.activation_bytes, rows.tp
+        sent = size / self.program.send_share
         shards = rows.sequence_parallel > 0
         again = 0.0
         if self.program.scatter_gather:
             again = np.where(shards | (t == 1), 0, call_s(_AG, t, size, self.cluster.ring(1, t)))
             shards = shards | (t > 1)
-        return np.where(rows.pp > 1, latency + size / np.where(shards, t, 1) / bandwidth + again, 0)
+        return np.where(rows.pp > 1, latency + sent / np.where(shards, t, 1) / bandwidth + again, 0)
 
     def copies_s(self, place: Place) -> np.ndarray:
         """Of tied embeddings on two ranks."""

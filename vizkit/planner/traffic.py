@@ -123,10 +123,11 @@ def _call_s(movement: Movement, layout: Layout, cluster: Cluster, payload_bytes:
 def _hop_s(payload_bytes: float, layout: Layout, cluster: Cluster, program: Program) -> float:
     """Seconds from one stage to the next; with scatter and gather each tensor-parallel rank sends a part."""
     link = _link(cluster.neighbours(*group_of("pp", layout)))
+    sent = payload_bytes / program.send_share
     if not program.scatter_gather or layout.sequence_parallel or layout.tp == 1:
-        return link.time_s(payload_bytes)
+        return link.time_s(sent)
     again = time_s("all_gather", "ring", layout.tp, payload_bytes, cluster.link_of_group(1, layout.tp))
-    return link.time_s(payload_bytes / layout.tp) + again
+    return link.time_s(sent / layout.tp) + again
 
 
 def _link(links: Links) -> Link:
