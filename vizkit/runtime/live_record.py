@@ -77,6 +77,7 @@ class LiveRecord:
         self._posted_bytes = 0
         self._names: dict[str, list[int]] = {}  # where the name stands, and how many values it has had
         self._has_optimizer = False
+        self._log_has_counted = False  # the step that is going on
         self.open_loops = 0
         self.steps = 0
         self.blocked_ns = 0
@@ -102,8 +103,8 @@ class LiveRecord:
             raise StopAtStep(f"stopped by the notebook after step {number}")
 
     def optimizer_stepped(self) -> None:
-        self._has_optimizer = True
-        if not self.open_loops:
+        is_counted, self._log_has_counted, self._has_optimizer = self._log_has_counted, False, True
+        if not self.open_loops and not is_counted:
             self.step()
 
     def blocked(self, duration_ns: int) -> None:
@@ -128,6 +129,7 @@ class LiveRecord:
             count_at = self._base + _NAMES_AT + index * _NAME.size + NAME_BYTES
             _COUNT.pack_into(self._memory, count_at, count + 1)
         if is_own_step:
+            self._log_has_counted = True
             self.step()
 
     def _add_name(self, name: str) -> list[int]:

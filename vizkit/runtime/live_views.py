@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from vizkit.errors import InvalidInputError
 from vizkit.runtime.live_state import LiveState, LiveSummary, LiveView
 from vizkit.runtime.progress import Place, as_text, this_place
@@ -67,10 +69,8 @@ def line_of(state: LiveState) -> str:
 
 def view_for(live: Any) -> LiveView | None:
     """The view that `live` of `launch` means: none, the one for this place, or a view of the caller's own."""
-    if live is False:
-        return None
-    if live is True:
-        return _VIEWS[this_place()]()
+    if isinstance(live, (bool, np.bool_)):
+        return _VIEWS[this_place()]() if live else None
     if isinstance(live, type) or not all(hasattr(live, name) for name in ("show", "close", "stop_wanted")):
         raise InvalidInputError.because("live", live, "must be True or False, or a view of your own", "use live=True")
     return live
