@@ -49,7 +49,9 @@ class LivePanel:
     def close(self, summary: LiveSummary) -> None:
         self._handle.update({"text/plain": str(summary)}, raw=True)
         for widget in (*self.panel.children, self.panel):
-            widget.close()
+            for part in (getattr(widget, "style", None), widget.layout, widget):  # each is a model of its own
+                if part is not None:
+                    part.close()
 
 
 def heard_while_a_cell_runs(widget: ipywidgets.DOMWidget) -> None:
