@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 _HOME_OF = {
     "Clock": "trace",
@@ -36,6 +36,7 @@ _HOME_OF = {
     "InvalidInputError": "errors",
     "RankFailedError": "errors",
     "RanksStuckError": "errors",
+    "RunStoppedError": "errors",
     "RankReport": "errors",
     "CollectiveMismatchError": "errors",
     "TransportError": "errors",
@@ -53,6 +54,17 @@ _HOME_OF = {
     "parity": "runtime.parity",
     "ledger": "ledgers",
     "Layout": "layout",
+    "plan": "planner",
+    "predict": "planner",
+    "Plan": "planner",
+    "Prediction": "planner",
+    "plan_figure": "figures.plan",
+    "diagnose": "findings",
+    "Diagnosis": "findings",
+    "Finding": "findings",
+    "FindingKind": "findings",
+    "fingerprint": "runtime.fingerprints",
+    "log": "runtime.progress",
     "track_memory": "runtime.tensor_memory",
     "mesh_map": "figures.mesh_map",
     "sharding_map": "figures.sharding_map",
@@ -72,6 +84,7 @@ _MODULES = (
     "collectives",
     "exercises",
     "figures",
+    "hardware",
     "memory",
     "metrics",
     "replay",
