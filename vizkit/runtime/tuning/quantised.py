@@ -30,10 +30,10 @@ def quantise(x: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
     if not x.is_floating_point():
         raise InvalidInputError.because("x", x.dtype, "only floating-point numbers are quantised", "use x.float()")
     flat = x.detach().flatten().float()
-    blocks = pad(flat, (0, -len(flat) % block)).view(-1, block)
-    scale = blocks.abs().amax(dim=1, keepdim=True) / LARGEST
-    levels = (blocks / torch.where(scale == 0, 1.0, scale)).round().clamp(-LARGEST, LARGEST)
-    return torch.cat([levels.to(torch.int8).view(torch.uint8), scale.view(torch.uint8)], dim=1)
+    blocks = pad(flat, (0, -len(flat) % block)).view(-(-len(flat) // block), block)
+    scale = blocks.abs().amax(dim=1) / LARGEST
+    levels = (blocks / torch.where(scale == 0, 1.0, scale)[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    return torch.cat([levels.view(torch.uint8), scale.view(torch.uint8).view(len(blocks), SCALE_BYTES)], dim=1)
 
 
 def dequantise(rows: torch.Tensor) -> torch.Tensor:
