@@ -13,6 +13,7 @@ from vizkit.hardware.device import Device
 from vizkit.hardware.link import Link
 from vizkit.sizes import whole_number
 
+_PCIE, _ETHERNET = Link(10e-6, 10e9), Link(30e-6, 1.1e9)
 Count = int | np.ndarray
 Links = tuple[np.ndarray, np.ndarray]
 """Latencies in seconds, bandwidths in bytes a second."""
@@ -39,8 +40,8 @@ class Cluster:
     device: Device
     devices_per_node: int = 1
     num_nodes: int = 1
-    inside: Link = Link(5e-6, 10e9)
-    between: Link = Link(20e-6, 1e9)
+    inside: Link = _PCIE
+    between: Link = _ETHERNET
     links_between: int | None = None
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ class Cluster:
 
         >>> from vizkit.hardware.presets import dgx_a100
         >>> print(dgx_a100(num_nodes=4).link_of_group(stride=8, size=4))
-        10 µs + bytes / 22.7 GB/s
+        10 µs + bytes / 12.6 GB/s
         """
         latency, bandwidth = self.ring(stride, size)
         return Link(float(latency), float(bandwidth))

@@ -194,8 +194,24 @@ COLUMNS = (
 
 def _lines(plan: Plan) -> Iterator[str]:
     """The first choices in fixed width."""
-    heads = ("", "dp", "tp", "pp", "cp", "ep", "ZeRO", "schedule", "b×m", "recompute", "GB", "step (s)", "MFU", "bubble", "exposed")
-    cells = [heads]
+    heads = (
+        "",
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "ZeRO",
+        "schedule",
+        "b×m",
+        "recompute",
+        "GB",
+        "step (s)",
+        "MFU",
+        "bubble",
+        "exposed",
+    )
+    cells: list[tuple[str, ...]] = [heads]
     for choice in plan[:SHOWN]:
         layout, found = choice.layout, choice.prediction
         stages = f" ×{layout.local_stages}" if layout.local_stages > 1 else ""

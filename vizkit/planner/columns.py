@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,7 +24,7 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Columns:
-    """Arrays of whole numbers as floats, all equally long; a row is a layout. `precision` and `context_by` are alike."""
+    """Arrays of whole numbers as floats, all equally long; a row is a layout, and all share the last two fields."""
 
     dp: np.ndarray
     tp: np.ndarray
@@ -58,7 +59,9 @@ class Columns:
     @classmethod
     def from_table(cls, table: np.ndarray, precision: str | Precision, context_by: str) -> Columns:
         """Of a table with a column for each of `NUMBERS`."""
-        return cls(*np.ascontiguousarray(table.T), precision, context_by)
+        return cls(
+            **dict(zip(NUMBERS, np.ascontiguousarray(table.T), strict=True)), precision=precision, context_by=context_by
+        )
 
     @classmethod
     def join(cls, parts: list[Columns]) -> Columns:
@@ -76,7 +79,7 @@ class Columns:
 
     def where(self, chosen: np.ndarray) -> Columns:
         """The rows of a mask or of positions."""
-        return Columns(*(getattr(self, name)[chosen] for name in NUMBERS), self.precision, self.context_by)
+        return dataclasses.replace(self, **{name: getattr(self, name)[chosen] for name in NUMBERS})
 
     def layout(self, row: int) -> Layout:
         """One row as a `Layout`, checked."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
-from vizkit.memory.activations import MASK_BYTES, NUMBER_BYTES
-from vizkit.memory.shards import Shards
+from vizkit.memory.activations import MASK_BYTES
+from vizkit.memory.shards import Shards, shards
 from vizkit.memory.states import precision_of
 from vizkit.planner.columns import Columns
 from vizkit.planner.prediction import GATHERED_LAYERS
@@ -40,7 +41,7 @@ def places(rows: Columns) -> Iterator[Place]:
 
 
 def _held(rows: Columns, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`vk.memory.pipeline`'s counts by formula, interleaved for p | m; each rank of ZB-H1 holds what 1F1B's first does."""
+    """`vk.memory.pipeline`'s counts by formula, interleaved for p | m; ZB-H1 holds on all ranks as 1F1B on the first."""
     p, m, v = rows.pp, rows.num_microbatches, rows.stages_per_rank
     once, few = np.ones_like(p), np.minimum(p, m)
     counts = {
@@ -55,29 +56,9 @@ def _held(rows: Columns, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def part_of(model: Transformer, rows: Columns) -> Shards:
-    """`vk.memory.shards` of arrays."""
-    tp, ep, hidden, mixture = rows.tp, rows.ep, model.hidden, model.experts
-    both = 2 * model.key_value_width
-    into = (2 if model.gated else 1) * model.expert_width
-    norm = hidden if model.rms_norm else 2 * hidden
-    bias, row_bias = int(model.bias), hidden if model.bias else 0
-    expert = ((into + model.expert_width) * hidden + bias * into) / tp
-    attention = (hidden * (2 * hidden + both) + bias * (hidden + both)) / tp
-    replicated = 2 * norm + row_bias
-    if mixture is None:
-        replicated += row_bias
-        sharded, experts = attention + expert, np.zeros_like(tp)
-    else:
-        replicated += mixture.shared * row_bias + hidden * mixture.count
-        sharded, experts = attention + mixture.shared * expert, mixture.count / ep * (expert + row_bias)
-    return Shards(
-        layer=sharded + replicated,
-        experts=experts,
-        replicated=replicated,
-        vocabulary=np.ceil(model.vocab / tp) * hidden,
-        positions=model.seq * hidden if model.learned_positions else 0,
-        final_norm=norm if model.final_norm else 0,
-    )
+    """`vk.memory`'s formulas of arrays of whole numbers."""
+    tp, ep = (cast(Any, column.astype(np.int64)) for column in (rows.tp, rows.ep))
+    return shards(model, tp, ep)
 
 
 def dense_params(model: Transformer, rows: Columns, part: Shards, place: Place) -> np.ndarray:
@@ -98,8 +79,8 @@ def layer_bytes(model: Transformer, rows: Columns, number: float, full: np.ndarr
     if model.experts is not None:
         feed_forward *= model.experts.top_k + model.experts.shared
         routed = number * model.experts.top_k * model.hidden
-    sharded = number * (2 * model.hidden + 2 * model.key_value_width + feed_forward)
-    sharded = sharded + scores * model.heads * model.seq * (2 * number + MASK_BYTES)
+    matrices = number * (2 * model.hidden + 2 * model.key_value_width + feed_forward)
+    sharded = matrices + scores * model.heads * model.seq * (2 * number + MASK_BYTES)
     kept = tokens * (inputs / whole + routed + sharded / rows.tp)
     return np.where(full > 0, number * tokens * model.hidden / whole, kept)
 
@@ -114,7 +95,7 @@ def memory_bytes(model: Transformer, rows: Columns, fused_attention: bool) -> np
     tokens = model.seq / rows.cp * rows.microbatch
     scores = 1 - np.maximum(rows.full, rows.selective)
     kept = layer_bytes(model, rows, number, rows.full, scores)
-    working = 0.0
+    working: np.ndarray | float = 0.0
     if not fused_attention:
         nothing = np.zeros_like(scores)
         working = layer_bytes(model, rows, number, nothing, nothing + 1) - kept

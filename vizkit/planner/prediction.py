@@ -6,19 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from vizkit.errors import InvalidInputError
 from vizkit.hardware.cluster import Cluster
 from vizkit.layout import Layout
 from vizkit.memory import RankMemory, per_rank, precision_of
-from vizkit.memory.in_flight import known_pipeline
-from vizkit.memory.shards import dense_params, shards
-from vizkit.memory.states import Precision
-from vizkit.planner.pipelines import PIPELINE_COSTS, hidden, pipeline_hops
+from vizkit.planner.pipelines import PIPELINE_COSTS, pipeline_hops
 from vizkit.planner.program import Program
-from vizkit.planner.traffic import Traffic, backward_share, traffic
-from vizkit.planner.work import Passes, Work
+from vizkit.planner.stages import StageTime, check, replicas_s, stage_times
 from vizkit.trace import Clock
-from vizkit.transformer import Recompute, Transformer, check_model
+from vizkit.transformer import Transformer
 from vizkit.units import bytes_text, seconds_text
 
 GATHERED_LAYERS = 2
@@ -106,26 +101,6 @@ class Prediction:
         )
 
 
-@dataclass(frozen=True)
-class StageTime:
-    """What one rank of the pipeline takes: one microbatch's `passes`, and exposed tensor- and context-parallel seconds
-    of one; `traffic` for the whole step, hidden or not."""
-
-    passes: Passes
-    tensor_s: float
-    context_s: float
-    traffic: Traffic
-    layers: int
-    num_microbatches: int
-    optimizer_s: float
-
-    @property
-    def seconds(self) -> float:
-        """Of one microbatch: what is computed, and what is waited for on the way."""
-        experts_s = self.traffic.experts_s / self.num_microbatches
-        return self.passes.forward + self.passes.backward + self.tensor_s + self.context_s + experts_s
-
-
 def predict(model: Transformer, layout: Layout, cluster: Cluster, *, program: Program | None = None) -> Prediction:
     """How long one step takes with this layout on this cluster, and what it is spent on.
 
@@ -148,10 +123,8 @@ def predict(model: Transformer, layout: Layout, cluster: Cluster, *, program: Pr
     """
     program = Program() if program is None else program
     check(model, layout, cluster, program)
-    work = Work(model, cluster.device, precision_of(layout.precision).parameter_bytes, program.fused_attention)
     p, m, v = layout.pp, layout.num_microbatches, layout.local_stages
-    places = sorted({0, min(1, p - 1), p - 1})
-    stages = [_stage_time(model, layout, cluster, program, work, place) for place in places]
+    stages = stage_times(model, layout, cluster, program)
     slowest = max(stages, key=lambda stage: stage.seconds)
     middle, alike = stages[len(stages) // 2], max(p - 3, 0)
 
@@ -163,7 +136,7 @@ def predict(model: Transformer, layout: Layout, cluster: Cluster, *, program: Pr
         "cp": m * slowest.context_s,
         "ep": slowest.traffic.experts_s,
         "pp": max(stage.traffic.copies_s for stage in stages),
-        "dp": max(_replicas_s(stage, layout, program) for stage in stages),
+        "dp": max(replicas_s(stage, layout, program) for stage in stages),
     }
     bubble_s = 0.0
     if p > 1:
@@ -183,7 +156,7 @@ def predict(model: Transformer, layout: Layout, cluster: Cluster, *, program: Pr
         optimizer_s=max(stage.optimizer_s for stage in stages),
         memory=memory_of(model, layout, program),
         memory_limit_bytes=cluster.device.memory_bytes * (1 - program.reserved_share),
-        peak_flops_per_s=cluster.device.peak(work.number_bytes),
+        peak_flops_per_s=cluster.device.peak(precision_of(layout.precision).parameter_bytes),
     )
 
 
@@ -193,86 +166,4 @@ def memory_of(model: Transformer, layout: Layout, program: Program) -> RankMemor
     ZeRO-3 holds two whole layers at a time. The layer that recomputation works on counts where its scores do; kernels
     that keep none leave it so small that the reserved share has room for it.
     """
-    return per_rank(
-        model, layout, gathered_layers=GATHERED_LAYERS, working_layer=not program.fused_attention
-    )
-
-
-def check(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> None:
-    """Raises `InvalidInputError` where they do not fit each other, or are something else."""
-    check_model(model)
-    for name, value, kind, remedy in (
-        ("layout", layout, Layout, "use vk.Layout(dp=8)"),
-        ("cluster", cluster, Cluster, "use vk.hardware.dgx_a100()"),
-        ("program", program, Program, "use Program()"),
-    ):
-        if not isinstance(value, kind):
-            raise InvalidInputError.because(name, value, f"must be a {kind.__name__}", remedy)
-    layout.check(model)
-    if layout.world_size != cluster.num_devices:
-        raise InvalidInputError.because(
-            "layout",
-            layout.world_size,
-            f"are its ranks, and the cluster has {cluster.num_devices} devices",
-            "use cluster.of(layout.world_size), or another dp",
-        )
-    check_schedule(layout.schedule, "layout.schedule")
-
-
-def check_schedule(schedule: str, name: str) -> None:
-    """Raises `InvalidInputError` for a schedule without a formula for its bubble and hops."""
-    if schedule not in PIPELINE_COSTS:
-        raise InvalidInputError.unknown(name, schedule, "has no formula for its time here", PIPELINE_COSTS)
-
-
-def _stage_time(
-    model: Transformer, layout: Layout, cluster: Cluster, program: Program, work: Work, place: int
-) -> StageTime:
-    per, m = precision_of(layout.precision), layout.num_microbatches
-    rank = known_pipeline(layout.schedule, layout.pp, m, layout.local_stages).at(place)
-    layers = model.num_layers // layout.pp
-    full, selective = layout.recompute is Recompute.FULL, layout.recompute is Recompute.SELECTIVE
-    passes = work.layer(
-        layout.microbatch, layout.tp, layout.cp, layout.ep, layout.sequence_parallel, full, selective
-    ).times(layers)
-    if rank.last:
-        passes = passes.plus(work.logits(layout.microbatch, layout.tp, layout.cp))
-    moved = traffic(model, layout, cluster, program, place)
-    tensor_s = moved.tensor_s / m
-    if program.overlap_tensor:
-        in_backward = tensor_s * backward_share(layout.sequence_parallel, full, program.regather)
-        tensor_s -= min(in_backward, passes.matrix_forward)
-    attention_s = layers * (3 + full) * work.attention(layout.microbatch, layout.tp, layout.cp)[0]
-    behind = attention_s if layout.context_by == "ring" else 0.0
-    part = shards(model, layout.tp, layout.ep)
-    dense, experts = dense_params(model, layout, part, rank), layers * part.experts
-    if layout.zero_stage:
-        dense, experts = dense / layout.replicas, experts / layout.expert_replicas
-    return StageTime(
-        passes=passes,
-        tensor_s=tensor_s,
-        context_s=max(moved.context_s / m - behind, 0.0),
-        traffic=moved,
-        layers=layers,
-        num_microbatches=m,
-        optimizer_s=cluster.device.moving_s((dense + experts) * update_bytes(per)),
-    )
-
-
-def update_bytes(per: Precision) -> float:
-    """What an optimizer reads and writes for one parameter: its states both, the gradient in, the parameter out."""
-    return 2 * per.optimizer_bytes + per.gradient_bytes + per.parameter_bytes
-
-
-def _replicas_s(stage: StageTime, layout: Layout, program: Program) -> float:
-    """Exposed seconds of what replicas say to each other."""
-    moved, zero = stage.traffic, layout.zero_stage
-    gather, reduce = moved.gather_s, moved.reduce_s
-    ahead, behind = (gather, 0.0) if program.overlap_parameters else (0.0, gather)
-    hiding, waiting = (reduce, 0.0) if program.overlap_gradients else (0.0, reduce)
-    forward, backward = stage.passes.forward, stage.passes.backward
-    forwards = moved.gathers / 2 if zero == 3 else moved.gathers
-    exposed = forwards * (hidden(ahead, forward, stage.layers) + behind)
-    if zero == 3:
-        hiding, waiting = hiding + ahead, waiting + behind
-    return float(exposed + moved.reductions * (hidden(hiding, backward, stage.layers) + waiting))
+    return per_rank(model, layout, gathered_layers=GATHERED_LAYERS, working_layer=not program.fused_attention)

@@ -1,9 +1,15 @@
 """Training runs that others published, as inputs: model, layout, program, and what was measured to compare with.
 
-All ran on NVIDIA's Selene (`vk.hardware.dgx_a100`). One number of its description was chosen by looking at runs: the
-A100's `matrix_ceiling`, 0.74, once, for all rows of `SC21_TABLE_1` together. All else comes from data sheets, from
-nccl-tests or from the papers' text, and nothing was changed after the other tables were looked at, but for one thing:
-that DeepSpeed hid nothing in 2021 (`DEEPSPEED_2021`) is read from `SC21_ZERO_3`, which thus tests only its bytes.
+All ran on NVIDIA's Selene (`vk.hardware.dgx_a100`). What was chosen by looking at them, once, for all rows alike:
+
+- the A100's `matrix_ceiling`, 0.75, from the ten rows of `SC21_TABLE_1` together;
+- what a card between nodes, and a message between stages, gets, 12.6 and 4.65 GB/s (`SEND_SHARE`), from SC'21's text,
+  section 5.9. nccl-tests' 22.7 GB/s had been tried before; the ranks of tp × pp and `KORTHIKANTI_530B_DP8`, whose
+  gradients take 1.32 s, spoke for the text's;
+- that ZeRO-3 hid nothing in 2021 (`DEEPSPEED_2021`), from `SC21_ZERO_3`, whose rows thus test only how it scales.
+
+All else is from data sheets, nccl-tests inside a node, and what the papers say of their programs; `SC21_TABLE_2` and
+`KORTHIKANTI_TABLE_5` chose nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from vizkit.hardware.cluster import Cluster
 from vizkit.hardware.presets import dgx_a100
+from vizkit.layout import Layout
 from vizkit.planner.choices import Plan
-from vizkit.planner.prediction import Prediction
+from vizkit.planner.prediction import Prediction, predict
 from vizkit.planner.program import Program
 from vizkit.planner.search import plan
 from vizkit.transformer import Transformer
@@ -25,8 +32,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SEND_SHARE = 0.37
-"""SC'21, section 5.9: across the bisection of the 1T run, 892 GB/s of messages between stages, which 48 rings of stages
-cross twice in both directions, 4.65 GB/s each; 12.9 TB/s of all-reduces, which 512 rings cross twice, 12.6 GB/s each."""
+"""SC'21, section 5.9, on the bisection bandwidth of the 1T run: 892 GB/s of messages between stages, which 48 rings of
+stages cross twice in both directions, 4.65 GB/s each; 12.9 TB/s of all-reduces, which 512 rings cross twice, 12.6 GB/s
+each."""
 MEGATRON_2021 = Program(
     overlap_gradients=False,
     overlap_parameters=False,
@@ -36,7 +44,7 @@ MEGATRON_2021 = Program(
     fused_attention=False,
     regather=False,
 )
-"""Narayanan et al., SC'21, sections 2 and 4: fused element by element kernels, scatter and gather, nothing overlapped."""
+"""Narayanan et al., SC'21, sections 2 and 4: fused element by element kernels, scatter and gather, no overlap."""
 MEGATRON_2022 = Program(
     overlap_gradients=False,
     overlap_parameters=False,
@@ -44,8 +52,8 @@ MEGATRON_2022 = Program(
     send_share=SEND_SHARE,
     fused_attention=False,
 )
-"""Korthikanti et al., 2022, sections 6.2 and 6.3: a backward's all-reduces overlap with the weights' gradients, those of
-gradients with nothing."""
+"""Korthikanti et al., 2022, sections 6.2 and 6.3: a backward's all-reduces overlap with the weights' gradients; no
+others."""
 DEEPSPEED_2021 = Program(
     overlap_gradients=False,
     overlap_parameters=False,
@@ -63,7 +71,8 @@ DEEPSPEED_2021 = Program(
 class PublishedRun:
     """One row of a published table; None stands for what the source does not say.
 
-    `tflops_per_device` counts recomputation (SC'21, eq. 3), `step_s` are seconds of an iteration; a row has one of them.
+    `tflops_per_device` counts recomputation (SC'21, eq. 3), `step_s` are seconds of an iteration; a row has one of the
+    two.
     """
 
     source: str
@@ -119,13 +128,33 @@ class PublishedRun:
     @cached_property
     def prediction(self) -> Prediction:
         """Of the published tp and pp; microbatch and stages a rank, where the source does not say them, are the fastest
-        that fit."""
-        return self.plan([self.tp], [self.pp]).best.prediction
+        that fit. What the source does say is predicted whether or not it fits: it ran."""
+        if self.microbatch is None:
+            return self.plan([self.tp], [self.pp]).best.prediction
+        replicas, stages = self.num_devices // (self.tp * self.pp), self.stages_per_rank or 1
+        layout = Layout(
+            dp=replicas,
+            tp=self.tp,
+            pp=self.pp,
+            zero_stage=self.zero_stage,
+            sequence_parallel=self.sequence_parallel,
+            microbatch=self.microbatch,
+            num_microbatches=self.global_batch // replicas // self.microbatch,
+            schedule="1F1B" if stages == 1 else "Interleaved1F1B",
+            stages_per_rank=stages,
+            recompute=self.recompute,
+            precision=self.precision,
+        )
+        return predict(self.model, layout, self.cluster, program=self.program)
 
-    @cached_property
-    def rank(self) -> int | None:
-        """Where the published tp × pp stands in the plan of all sizes, from 1 on; None where it is not."""
+    def rank(self, same_replicas: bool = False) -> int | None:
+        """Where the published tp × pp stands in the plan of all sizes, from 1 on; None where it is not.
+
+        With `same_replicas`, among those that leave as many replicas as the published.
+        """
         table = self.plan().table
+        if same_replicas:
+            table = table[table.tp * table.pp == self.tp * self.pp].reset_index()
         at = table.index[(table.tp == self.tp) & (table.pp == self.pp)]
         return int(at[0]) + 1 if len(at) else None
 

@@ -47,26 +47,24 @@ def remedies(
             said.append(f"it fits with {what}: {bytes_text(found)} a device")
     said += _more_devices(model, cluster, global_batch, space, program, limit_bytes)
     reserved = 1 - program.reserved_share
-    said.append(f"it fits on as many devices of {bytes_text(least / reserved)}")
+    said.append(f"it fits on the same number of devices where each has {bytes_text(least / reserved)}")
     return tuple(said)
 
 
 def _wider(space: Space) -> Iterator[tuple[str, Space]]:
     """The same space with one restriction less."""
-    allowed = {
-        "zero_stages": ((0, 1, 2, 3), "ZeRO-3"),
-        "recompute": (("none", "selective", "full"), "recompute=full"),
-        "sequence_parallel": ((False, True), "sequence parallelism"),
-        "tp": (None, "other sizes of tp"),
-        "pp": (None, "other sizes of pp"),
-        "cp": (None, "other sizes of cp"),
-        "ep": (None, "other sizes of ep"),
-        "microbatches": (None, "smaller microbatches"),
+    replace = dataclasses.replace
+    wider = {
+        "ZeRO-3": replace(space, zero_stages=(0, 1, 2, 3)),
+        "recompute=full": replace(space, recompute=("none", "selective", "full")),
+        "sequence parallelism": replace(space, sequence_parallel=(False, True)),
+        "other sizes of tp": replace(space, tp=None),
+        "other sizes of pp": replace(space, pp=None),
+        "other sizes of cp": replace(space, cp=None),
+        "other sizes of ep": replace(space, ep=None),
+        "other microbatches": replace(space, microbatches=None),
     }
-    for name, (values, what) in allowed.items():
-        wider = dataclasses.replace(space, **{name: values})
-        if getattr(wider, name) != getattr(space, name):
-            yield what, wider
+    return ((what, other) for what, other in wider.items() if other != space)
 
 
 def _more_devices(

@@ -49,7 +49,7 @@ def plan(
 
     Each dp × tp × pp × cp × ep is tried with each ZeRO stage, schedule, number of stages a rank, microbatch (to 32) and
     way to recompute, by `predict`'s formulas; a plan has one choice for each dp × tp × pp × cp × ep, its fastest that
-    fits. Sequences restrict what is tried; None stands for all that divide, of cp those that leave 1,024 tokens a rank.
+    fits. Sequences restrict what is tried; None stands for all that divide, of cp those that leave 4,096 tokens a rank.
     `global_batch` are sequences a step, `seq` their tokens (None: the model's). Raises `InvalidInputError` for values
     that cannot be, and where no layout uses all devices. Where none fits the plan is empty, and says what would fit.
 

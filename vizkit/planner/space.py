@@ -13,13 +13,13 @@ from vizkit.errors import InvalidInputError
 from vizkit.layout import CONTEXT_WAYS
 from vizkit.memory.states import Precision, precision_of, zero_stage_of
 from vizkit.planner.columns import NUMBERS, RECOMPUTE, SCHEDULES, Columns
-from vizkit.planner.prediction import check_schedule
+from vizkit.planner.stages import check_schedule
 from vizkit.schedules.catalogue import recipe
 from vizkit.schedules.recipe import MOST_PASSES
 from vizkit.sizes import whole_number, yes_or_no
 from vizkit.transformer import Recompute, Transformer
 
-LEAST_CONTEXT = 1024
+LEAST_CONTEXT = 4096
 """Tokens of a sequence that context parallelism leaves each rank at least, where nothing else is asked for."""
 LARGEST_MICROBATCH = 32
 _CHUNK_ROWS = 40_000
@@ -72,10 +72,16 @@ class Space:
         if any(map(len, tables)):
             yield self._columns(tables)
 
-    def meshes(self, model: Transformer, num_devices: int, global_batch: int) -> Iterator[tuple[int, int, int, int, int]]:
+    def meshes(
+        self, model: Transformer, num_devices: int, global_batch: int
+    ) -> Iterator[tuple[int, int, int, int, int]]:
         """dp, tp, pp, cp and ep whose ranks are all devices, and whose replicas have equal parts of the batch."""
         shared = math.gcd(model.heads, model.key_value_heads, model.expert_width)
-        contexts = [c for c in divisors(math.gcd(model.seq, num_devices)) if self.cp or model.seq // c >= LEAST_CONTEXT or c == 1]
+        contexts = [
+            c
+            for c in divisors(math.gcd(model.seq, num_devices))
+            if self.cp or model.seq // c >= LEAST_CONTEXT or c == 1
+        ]
         sizes = (
             _allowed(divisors(math.gcd(shared, num_devices)), self.tp),
             _allowed(divisors(math.gcd(model.num_layers, num_devices)), self.pp),
@@ -90,7 +96,9 @@ class Space:
             for ep in _allowed(divisors(experts), self.ep):
                 yield dp, tp, pp, cp, ep
 
-    def _variants(self, model: Transformer, global_batch: int, dp: int, tp: int, pp: int, cp: int, ep: int) -> np.ndarray:
+    def _variants(
+        self, model: Transformer, global_batch: int, dp: int, tp: int, pp: int, cp: int, ep: int
+    ) -> np.ndarray:
         """A row for each way to fill this mesh, columns as in `NUMBERS`."""
         share = global_batch // dp
         microbatches = [b for b in divisors(share) if self.microbatches or b <= LARGEST_MICROBATCH]

@@ -16,8 +16,8 @@ from vizkit.memory.states import precision_of
 from vizkit.planner.columns import Columns
 from vizkit.planner.pipelines import PIPELINE_COSTS, hidden, pipeline_hops
 from vizkit.planner.places import Place, dense_params, memory_bytes, part_of, places
-from vizkit.planner.prediction import update_bytes
 from vizkit.planner.program import Program
+from vizkit.planner.stages import update_bytes
 from vizkit.planner.traffic import ALGORITHMS, backward_share
 from vizkit.planner.work import Passes, Work
 from vizkit.trace import SpanKind
@@ -29,7 +29,7 @@ _AR, _AG, _RS, _A2A = SpanKind.ALL_REDUCE, SpanKind.ALL_GATHER, SpanKind.REDUCE_
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of each part of a step, and bytes, a row for each layout; `vizkit.planner.Prediction` says what each is."""
+    """Seconds of each part of a step, and bytes, a row for each layout; `Prediction` says what each is."""
 
     matrix_s: np.ndarray
     elementwise_s: np.ndarray
@@ -209,7 +209,7 @@ class _Wire:
         size, t = self.activation_bytes, rows.tp
         sent = size / self.program.send_share
         shards = rows.sequence_parallel > 0
-        again = 0.0
+        again: np.ndarray | float = 0.0
         if self.program.scatter_gather:
             again = np.where(shards | (t == 1), 0, call_s(_AG, t, size, self.cluster.ring(1, t)))
             shards = shards | (t > 1)
@@ -221,7 +221,7 @@ class _Wire:
         if not self.model.tied_embeddings:
             return np.zeros(len(rows))
         payload = self.part.vocabulary * precision_of(rows.precision).gradient_bytes
-        seconds = call_s(_AR, np.full_like(rows.pp, 2), payload, self._along_pipeline())
+        seconds = call_s(_AR, np.full_like(rows.pp, 2), np.asarray(payload), self._along_pipeline())
         return np.where((rows.pp > 1) & (place.first != place.last), seconds, 0)
 
     def _along_pipeline(self) -> Links:

@@ -87,6 +87,11 @@ def backward_share(sequence_parallel: Any, full: Any, regather: bool) -> Any:
     return (2 + more) / (4 + more + 2 * full)
 
 
+def forward_share(sequence_parallel: Any, full: Any, regather: bool) -> Any:
+    """Of the same seconds, those in the forward."""
+    return 2 / (4 + regather * sequence_parallel + 2 * full)
+
+
 def group_of(axis: str, layout: Layout) -> tuple[int, int]:
     """Stride and size of the groups along an axis as `vk.volume` names it: tp innermost, then cp, dp, and pp outermost.
 

@@ -63,7 +63,9 @@ class Work:
     number_bytes: float
     fused_attention: bool
 
-    def layer(self, microbatch: Any, tp: Any, cp: Any, ep: Any, sequence_parallel: Any, full: Any, selective: Any) -> Passes:
+    def layer(
+        self, microbatch: Any, tp: Any, cp: Any, ep: Any, sequence_parallel: Any, full: Any, selective: Any
+    ) -> Passes:
         """One layer; `full` and `selective` are 1 where the backward makes that forward again, else 0."""
         tokens = microbatch * self.model.seq / cp
         products = self._products(tokens, tp, ep)
@@ -71,7 +73,9 @@ class Work:
         into, back = self._moved_bytes(tokens, tp, sequence_parallel)
         moving, moving_back = self.device.moving_s(into), self.device.moving_s(back)
         forward, moving = products + attention_s, moving + softmax
-        again = 0.5 if self.fused_attention else selective  # kernels that keep no scores make them again, of two products
+        again = (
+            0.5 if self.fused_attention else selective
+        )  # kernels that keep no scores make them again, of two products
         return Passes(
             forward,
             2 * forward + full * forward + again * attention_s,
