@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
 
 import vizkit as vk
-from vizkit.runtime.throttle import throttled
+from vizkit.runtime.throttle import repeated, throttled
 
 SHARE = 0.2
 
@@ -92,3 +93,27 @@ def test_only_the_main_thread_can_be_throttled() -> None:
     thread.start()
     thread.join()
     assert found == ["thread='side': only the main thread gets signals; throttle the main thread"]
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_repeated_work_gives_the_same_output_and_gradients(times: int) -> None:
+    """It is called and differentiated so many times, and changes nothing but rounding."""
+    calls: list[str] = []
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.ones(3, 4, requires_grad=True)
+    parameters = [x, *model.parameters()]
+    expected = model(x).sum()
+    gradients = torch.autograd.grad(expected, parameters)
+    model[1].register_forward_hook(lambda *_: calls.append("F"))
+    model[1].register_full_backward_hook(lambda *_: calls.append("B"))
+    repeated(model, times)
+    found = model(x).sum()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, parameters), gradients)
+    assert calls == ["F"] * times + ["B"] * times
+
+
+def test_work_is_repeated_a_whole_number_of_times() -> None:
+    with pytest.raises(vk.InvalidInputError) as caught:
+        repeated(nn.Identity(), 0)
+    assert str(caught.value) == "times=0: must be a whole number, at least 1; use times=1"

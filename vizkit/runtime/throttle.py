@@ -1,4 +1,4 @@
-"""Makes a rank slow on purpose: a CPU quota that needs no permission."""
+"""Makes a rank slow on purpose: by a CPU quota that needs no permission, or by more work."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import nn
+
 from vizkit.errors import InvalidInputError
-from vizkit.sizes import is_number
+from vizkit.sizes import is_number, whole_number
 
 
 @contextmanager
@@ -53,3 +55,22 @@ def throttled(share: float, slice_s: float = 0.005) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+
+
+def repeated(module: nn.Module, times: int) -> nn.Module:
+    """`module` itself, made slow: each call computes its output `times` times and gives the mean of these equal values.
+
+    So output and gradients stay what they are, up to rounding, and forward, backward and the memory between them take
+    `times` as much. Unlike a quota, this shows in CPU time. The output has to be one tensor, the same each time (no
+    dropout). Raises `InvalidInputError` for times that are not a whole number of at least 1.
+
+    >>> import torch
+    >>> layer, x = nn.Linear(2, 1, bias=False), torch.ones(1, 2)
+    >>> repeated(layer, 3)(x).backward()
+    >>> layer.weight.grad.round(decimals=5)
+    tensor([[1., 1.]])
+    """
+    times = whole_number("times", times)
+    once = module.forward
+    module.forward = lambda *args: sum(once(*args) for _ in range(times)) / times
+    return module
