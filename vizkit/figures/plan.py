@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,6 @@ from vizkit.trace import Clock
 from vizkit.units import seconds_text
 
 MOST_BARS = 8
-MAX_POINTS = 2_000
 ROW_PX, SCATTER_PX, GAP_PX, MARGIN_PX = 30, 330, 84, 180
 PARTS: Mapping[str, tuple[str, str]] = {
     "matrix products": (SKY_BLUE, ""),
@@ -44,6 +44,13 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "optimizer": (ORANGE, "+"),
 }
 """Colour and hatching of each part of a step."""
+_ROUND = [digit * 10.0**power for power in range(-6, 7) for digit in (1, 2, 5)]
+_LOG_AXIS: Mapping[str, Any] = {
+    **AXIS_STYLE,
+    "type": "log",
+    "tickvals": _ROUND,
+    "ticktext": [f"{value:g}" for value in _ROUND],
+}
 
 
 def plan_figure(plan: Plan, *, chosen: int = 1, title: str | None = None) -> go.Figure:
@@ -72,7 +79,7 @@ def plan_words(plan: Plan, chosen: int = 1) -> str:
 
 
 def plan_picture(plan: Plan, *, chosen: int = 1, title: str | None = None) -> dict[str, Any]:
-    """Data and layout of the figure as plain dicts; the points' `customdata` are places in the plan, 0 for others."""
+    """Data and layout of the figure as plain dicts; the choices' `customdata` are their places in the plan."""
     shown = list(plan[:MOST_BARS]) if plan else []
     bars_px = ROW_PX * max(len(shown), 1)
     height = SCATTER_PX + GAP_PX + bars_px + MARGIN_PX
@@ -80,9 +87,9 @@ def plan_picture(plan: Plan, *, chosen: int = 1, title: str | None = None) -> di
     layout = base_layout(heading, _subtitle(plan), height)
     area = height - MARGIN_PX
     layout |= {
-        "margin": {"l": 150, "r": 20, "t": 80, "b": 100},
-        "xaxis": {**AXIS_STYLE, "title": {"text": "memory of the fullest device (GB)"}, "anchor": "y", "rangemode": "tozero"},
-        "yaxis": {**AXIS_STYLE, "title": {"text": "step (s)"}, "domain": [1 - SCATTER_PX / area, 1], "rangemode": "tozero"},
+        "margin": {"l": 90, "r": 20, "t": 80, "b": 100},
+        "xaxis": {**_LOG_AXIS, "title": {"text": "memory of the fullest device (GB, log scale)"}, "anchor": "y"},
+        "yaxis": {**_LOG_AXIS, "title": {"text": "step (s, log scale)"}, "domain": [1 - SCATTER_PX / area, 1]},
         "xaxis2": {**AXIS_STYLE, "title": {"text": "one step (s, ideal clock)"}, "anchor": "y2"},
         "yaxis2": {
             **AXIS_STYLE,
@@ -92,20 +99,29 @@ def plan_picture(plan: Plan, *, chosen: int = 1, title: str | None = None) -> di
             "tickvals": list(range(1, len(shown) + 1)),
             "ticktext": [f"{choice.rank}. {layout_text(choice)}" for choice in shown],
             "tickfont": {"size": 11},
+            "automargin": True,
         },
         "barmode": "stack",
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -70 / area, "yanchor": "top", "bgcolor": CLEAR},
-    }  # fmt: skip
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": -70 / area,
+            "yanchor": "top",
+            "bgcolor": CLEAR,
+            "traceorder": "normal",
+        },
+    }
     if not plan:
         layout["annotations"] = [_note("Nothing fits. The summary says what would make it fit.")]
         return {"data": [], "layout": layout}
     limit_gb = plan[0].prediction.memory_limit_bytes / 1e9
+    line = {"color": VERMILLION, "dash": "dash"}
+    above = {"y": 1, "yref": "y domain", "xanchor": "right", "yanchor": "top", "showarrow": False}
     layout["shapes"] = [
-        {"type": "line", "x0": limit_gb, "x1": limit_gb, "y0": 0, "y1": 1, "yref": "y domain", "line": {"color": VERMILLION, "dash": "dash"}}
-    ]  # fmt: skip
-    layout["annotations"] = [
-        {"x": limit_gb, "y": 1, "yref": "y domain", "text": "limit ", "showarrow": False, "xanchor": "right", "yanchor": "top", "font": {"color": VERMILLION}}
-    ]  # fmt: skip
+        {"type": "line", "x0": limit_gb, "x1": limit_gb, "y0": 0, "y1": 1, "yref": "y domain", "line": line}
+    ]
+    layout["annotations"] = [{**above, "x": math.log10(limit_gb), "text": "limit ", "font": {"color": VERMILLION}}]
     return {"data": [*_points(plan, shown, chosen), *_bars(shown)], "layout": layout}
 
 
@@ -149,8 +165,10 @@ def _points(plan: Plan, shown: Sequence[Choice], chosen: int) -> list[dict[str, 
             "marker": {"size": 5, "color": TEXT, "opacity": 0.45},
         },
         {
-            **axes, **line(pareto), "type": "scatter", "mode": "lines+markers", "name": "no other is smaller and faster",
-            "line": {"color": BLUE, "width": 2, "shape": "hv"}, "marker": {"size": 7, "color": BLUE, "symbol": "diamond"},
+            **axes, **line(pareto), "type": "scatter", "mode": "lines+markers",
+            "name": "no other is smaller and faster",
+            "line": {"color": BLUE, "width": 2, "shape": "hv"},
+            "marker": {"size": 7, "color": BLUE, "symbol": "diamond"},
         },
         {
             **axes, **line(shown), "type": "scatter", "mode": "markers+text", "name": "choices, by rank",
@@ -159,13 +177,13 @@ def _points(plan: Plan, shown: Sequence[Choice], chosen: int) -> list[dict[str, 
             "textfont": {"color": "#000", "size": 11},
         },
         {
-            **axes, **line([mark]), "type": "scatter", "mode": "markers", "name": "shown below",
-            "marker": {"size": 26, "color": CLEAR, "line": {"color": VERMILLION, "width": 3}, "symbol": "circle-open"},
+            **axes, **line([mark]), "type": "scatter", "mode": "markers", "name": "looked into",
+            "marker": {"size": 24, "color": VERMILLION, "line": {"width": 3}, "symbol": "circle-open"},
         },
     ]  # fmt: skip
 
 
-def _row_text(row: Mapping[str, Any]) -> str:
+def _row_text(row: Mapping[Any, Any]) -> str:
     sizes = " · ".join(f"{axis} {row[axis]}" for axis in ("dp", "tp", "pp", "cp", "ep") if row[axis] > 1)
     return f"{sizes or 'one device'}, ZeRO-{row['zero_stage']}, microbatch {row['microbatch']}, {row['recompute']}"
 
@@ -175,15 +193,24 @@ def _bars(shown: Sequence[Choice]) -> list[dict[str, Any]]:
     used = [name for name in PARTS if any(part.get(name) for part in parts)]
     return [
         {
-            "type": "bar", "orientation": "h", "name": name, "xaxis": "x2", "yaxis": "y2",
-            "y": list(range(1, len(shown) + 1)), "x": [part.get(name, 0.0) for part in parts],
-            "marker": {"color": PARTS[name][0], "pattern": {"shape": PARTS[name][1], "fgcolor": HATCH, "size": 6},
-                       "line": {"color": OUTLINE, "width": 0.5}},
-            "text": [seconds_text(part.get(name, 0.0)) for part in parts], "textposition": "none",
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "xaxis": "x2",
+            "yaxis": "y2",
+            "y": list(range(1, len(shown) + 1)),
+            "x": [part.get(name, 0.0) for part in parts],
+            "marker": {
+                "color": PARTS[name][0],
+                "pattern": {"shape": PARTS[name][1], "fgcolor": HATCH, "fillmode": "overlay", "size": 6},
+                "line": {"color": OUTLINE, "width": 0.5},
+            },
+            "text": [seconds_text(part.get(name, 0.0)) for part in parts],
+            "textposition": "none",
             "hovertemplate": f"{name}: %{{text}}<extra></extra>",
         }
         for name in used
-    ]  # fmt: skip
+    ]
 
 
 def parts_of(choice: Choice) -> dict[str, float]:
@@ -199,4 +226,12 @@ def parts_of(choice: Choice) -> dict[str, float]:
 
 
 def _note(text: str) -> dict[str, Any]:
-    return {"text": text, "x": 0.5, "y": 0.7, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 15}}
+    return {
+        "text": text,
+        "x": 0.5,
+        "y": 0.7,
+        "xref": "paper",
+        "yref": "paper",
+        "showarrow": False,
+        "font": {"size": 15},
+    }

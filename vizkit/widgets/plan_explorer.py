@@ -34,7 +34,10 @@ BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 3072]
 MOST_DRAWN = 8
 """Microbatches of the timeline: more repeat what these show."""
 _STYLE, _LAYOUT = {"description_width": "9em"}, {"width": "26em"}
-_NOTHING: dict[str, Any] = {"data": [], "layout": {"height": 60, "xaxis": {"visible": False}, "yaxis": {"visible": False}}}
+_NOTHING: dict[str, Any] = {
+    "data": [],
+    "layout": {"height": 60, "xaxis": {"visible": False}, "yaxis": {"visible": False}},
+}
 
 
 def planner(
@@ -65,13 +68,14 @@ def planner(
 
 
 class PlanExplorer(ipywidgets.VBox):
-    """The explorer; `controls` by name, `plan`, `picture`, `pipeline`, `choice`, `summary` and `message` are its parts."""
+    """The explorer; `controls` by name, `picture`, `choice`, `pipeline`, `summary` and `message` are its parts, `plan`
+    is what they show."""
 
     def __init__(self, model: Transformer | None, cluster: str, count: int, global_batch: int) -> None:
         self._models = {"yours": model, **MODELS} if model is not None else dict(MODELS)
         start = "yours" if model is not None else "7 B"
         self.controls: dict[str, ipywidgets.Widget] = {
-            "count": _slider("nodes", COUNTS, count),
+            "count": _slider("nodes or devices", COUNTS, count),
             "global_batch": _slider("global batch", BATCHES, global_batch),
             "model": _menu("model", list(self._models), start),
             "cluster": _menu("cluster", list(PRESETS), cluster),
