@@ -201,20 +201,20 @@ def _plain_record(record: RankRecord) -> dict[str, Any]:
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _field_names() -> dict[type[Event], tuple[str, ...]]:
+    return {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in _event_kinds().values()}
 
 
 def _plain_event(event: Event) -> dict[str, Any]:
     kind = type(event)
-    return {_TAG: kind.__name__, **{name: getattr(event, name) for name in _field_names(kind)}}
+    return {_TAG: kind.__name__, **{name: getattr(event, name) for name in _field_names()[kind]}}
 
 
 def _record(raw: msgspec.Raw) -> RankRecord:
     row = msgspec.json.decode(raw, type=_record_row(), dec_hook=_array)
     fields = _shallow(row)
     kinds = _event_kinds()
-    events = tuple(kinds[type(event).__name__](**_shallow(event)) for event in row.events)
+    events = tuple(kinds[type(event).__name__](**_shallow(event)) for event in fields["events"])
     return RankRecord(**{**fields, "events": events})
 
 
@@ -234,8 +234,8 @@ def _event_kinds() -> dict[str, type[Event]]:
 def _record_row() -> type[msgspec.Struct]:
     """A struct like `RankRecord` whose events say of which class they are."""
     events = [_struct_like(kind, tag=name, tag_field=_TAG) for name, kind in _event_kinds().items()]
-    union = typing.Union[tuple(events)]  # noqa: UP007 - made of a list
-    return _struct_like(RankRecord, events=tuple[union, ...])  # type: ignore[valid-type]
+    union: Any = typing.Union[tuple(events)]  # noqa: UP007 - made of a list
+    return _struct_like(RankRecord, events=tuple[union, ...])
 
 
 def _struct_like(kind: type, *, events: Any = None, **options: Any) -> type[msgspec.Struct]:
