@@ -29,6 +29,7 @@ from vizkit.runtime.worker import Setup
 
 MAX_HOSTS = 16
 INTERFACE = "eth0"
+FREE_PORT = 29500
 NETWORK_ENV = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
 MTU_BYTES = 9000  # jumbo frames, as between the nodes of a cluster: headers are 0.7 % of the wire
 FRAME_BYTES = MTU_BYTES + 14  # what tbf counts
@@ -107,6 +108,10 @@ class Hosts:
     def address(self, host: int) -> str:
         """The IP address of a host on their network."""
         return f"10.77.0.{self._checked_host(host) + 1}"
+
+    def free_port(self) -> int:
+        """A port on which no host listens: each has all of them to itself."""
+        return FREE_PORT
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """A command line that runs `argv` on `host`, in this process's working directory."""
