@@ -22,7 +22,7 @@ H100 = Device(
     peak_32bit_flops_per_s=494e12,
     memory_bytes=80 * 2**30,
     memory_bandwidth_bytes_per_s=3.35e12,
-    matrix_ceiling=0.75,
+    matrix_ceiling=0.65,
 )
 RTX_4090 = Device(
     name="RTX 4090",
@@ -30,6 +30,7 @@ RTX_4090 = Device(
     peak_32bit_flops_per_s=82.6e12,
     memory_bytes=24 * 2**30,
     memory_bandwidth_bytes_per_s=1.008e12,
+    matrix_ceiling=0.75,
 )
 LAPTOP_CPU = Device(
     name="8-core CPU",
@@ -44,10 +45,14 @@ LAPTOP_CPU = Device(
 def dgx_a100(num_nodes: int = 1) -> Cluster:
     """Nodes of 8 A100-80GB SXM, as in NVIDIA's Selene.
 
-    NVIDIA's A100 data sheet (2020/2021): 312 TFLOP/s of 16-bit and 156 of TF32 matrix products, dense, 80 GB at 2,039
-    GB/s, NVLink 600 GB/s in both directions together. Selene's nodes have 8 cards of 200 Gb/s HDR InfiniBand for the
-    application (Narayanan et al., SC'21, section 5). What programs get: 230 GB/s of NVLink's 300 and 22.7 GB/s of a
-    card's 25 in nccl-tests (its issues 149 and 100, 2022 and 2023, report 200 to 235, and 91 GB/s over 4 cards).
+    NVIDIA's A100 data sheet (2021): 312 TFLOP/s of 16-bit and 156 of TF32 matrix products, dense, 80 GB (GiB) at 2,039
+    GB/s, NVLink 600 GB/s in both directions together. Each node has 8 cards of 200 Gb/s HDR InfiniBand (Narayanan et
+    al., SC'21, section 5). What programs get:
+
+    - 230 GB/s of NVLink's 300: nccl-tests reports 200 to 235 (its issue 149, 2023);
+    - 12.6 GB/s of a card's 25: what all-reduces got in a training run on 3,072 devices (SC'21, section 5.9: 12.9 TB/s
+      of bisection bandwidth); nccl-tests reports up to 22.7 on two nodes (its issue 100, 2022);
+    - 0.75 of the peak: chosen once, so that the ten rows of SC'21's table 1 together come out right.
     """
     return Cluster(
         device=A100, devices_per_node=8, num_nodes=num_nodes, inside=Link(3e-6, 230e9), between=Link(10e-6, 12.6e9)
@@ -58,12 +63,12 @@ def dgx_h100(num_nodes: int = 1) -> Cluster:
     """Nodes of 8 H100-80GB SXM5, each with a card of 400 Gb/s NDR InfiniBand.
 
     NVIDIA's H100 data sheet (2022/2023): 989 TFLOP/s of 16-bit and 494 of TF32 matrix products, dense, 80 GB at 3.35
-    TB/s, NVLink 900 GB/s in both directions together. What programs get: about 0.75 of the peak, as it lowers its clock
-    under load, 370 GB/s of NVLink's 450 in a ring and 45 GB/s of a card's 50. None of these was held against a
-    published training run here.
+    TB/s, NVLink 900 GB/s in both directions together. What programs get are estimates, not held against a published
+    training run: 0.65 of the peak, as it lowers its clock under load, 370 GB/s of NVLink's 450, and of a card's 50 GB/s
+    half, as on `dgx_a100`.
     """
     return Cluster(
-        device=H100, devices_per_node=8, num_nodes=num_nodes, inside=Link(3e-6, 370e9), between=Link(10e-6, 45e9)
+        device=H100, devices_per_node=8, num_nodes=num_nodes, inside=Link(3e-6, 370e9), between=Link(10e-6, 25e9)
     )
 
 

@@ -41,7 +41,7 @@ def places(rows: Columns) -> Iterator[Place]:
 
 
 def _held(rows: Columns, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`vk.memory.pipeline`'s counts by formula, interleaved for p | m; ZB-H1 holds on all ranks as 1F1B on the first."""
+    """`vk.memory.pipeline`'s counts by formula, interleaved for p | m; ZB-H1 holds everywhere what 1F1B does first."""
     p, m, v = rows.pp, rows.num_microbatches, rows.stages_per_rank
     once, few = np.ones_like(p), np.minimum(p, m)
     counts = {

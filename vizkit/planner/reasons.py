@@ -88,8 +88,14 @@ def _because(part: str, saved: float, first: Prediction, second: Prediction, clu
     if part in ("matrix", "elementwise") and ways[0] != ways[1]:
         mine, theirs = f"{mine}, recompute={ways[0]},", f"{theirs}, recompute={ways[1]}"
     if mine == theirs:
-        mine, theirs = (f"cp={found.layout.cp}, ep={found.layout.ep}" for found in (first, second))
+        mine, theirs = _shares(first.layout), _shares(second.layout)
     return f"{amount} ({mine} against {theirs})" if mine != theirs else amount
+
+
+def _shares(layout: Layout) -> str:
+    """What else decides how much work the slowest rank has."""
+    ends = f"pp={layout.pp}, whose last rank has the logits too" if layout.pp > 1 else "pp=1"
+    return ends + "".join(f", {axis}={getattr(layout, axis)}" for axis in ("cp", "ep") if getattr(layout, axis) > 1)
 
 
 def _shapes(prediction: Prediction, cluster: Cluster) -> str:
