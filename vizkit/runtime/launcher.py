@@ -123,7 +123,7 @@ def launch(
 
 def _stopped_text(run: Run, how: str, is_whole: bool) -> str:
     at = f"at {run.live.progress}, after {seconds_text(run.live.seconds)}" if run.live else "at once"
-    kept = "has what was recorded until then" if is_whole else "is None, for what a killed rank had recorded is lost"
+    kept = "has what was recorded until then" if is_whole else "is None, for not every rank could hand over its record"
     return f"stopped {at}: Stop was pressed, and {how}; `.run` of this error {kept}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 
 from vizkit.metrics import SlowRank, slow_ranks
@@ -19,6 +20,8 @@ REFRESH_S = 0.4
 WINDOW = 32
 """Steps that "a step takes" looks back on, and in which a slow rank has to be slow."""
 MOST_POINTS = 400
+FIRST_STEP_S = 0.25
+"""Where no step is done yet, a step is taken to last so long."""
 STOP_MARGIN_S = 0.1
 """Fast ranks go on while they are told to stop: they stop at a step that none has come to yet."""
 
@@ -72,7 +75,7 @@ class LiveWatch:
     def ask_to_stop(self) -> float:
         """Tell the ranks after which step to stop; returns the seconds that this may take."""
         steps = [self._live.last_steps(rank, WINDOW) for rank in range(self._size)]
-        typical_s = max((median(step.step_s for step in of_rank) for of_rank in steps if of_rank), default=1.0)
+        typical_s = max((median(step.step_s for step in of_rank) for of_rank in steps if of_rank), default=FIRST_STEP_S)
         ahead = 1 + int(STOP_MARGIN_S / max(typical_s, 1e-6))
         self._stop_after = max(self._live.steps_of(rank) for rank in range(self._size)) + ahead
         self._live.stop_after(self._stop_after)
@@ -90,7 +93,7 @@ class LiveWatch:
             try:
                 self._view.close(summary)
             except Exception as error:
-                self._trouble = f"{type(error).__name__}: {error}"
+                return replace(summary, trouble=f"{type(error).__name__}: {error}")
         return summary
 
     # ---- what there is to see --------------------------------------------------------------------------------------

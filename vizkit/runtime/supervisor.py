@@ -30,7 +30,7 @@ QUIET_S = 0.8  # no rank has entered or left a communication for so long: look w
 OVERTIME_S = 2.0  # beyond its timeout a communication should have been ended by the backend
 GRACE_S = 0.4  # after a first failure, for the one that caused it to be heard too
 STOP_S = 1.0  # from asking a rank to stop until it is killed
-STOP_ANSWER_S = 5.0  # for a rank that has been asked to stop and can hear, to hand over its record
+STOP_ANSWER_S = 3.0  # for a rank that has been asked to stop and can hear, to hand over its record
 READ_BYTES = 1 << 16
 READS_A_VISIT = 32
 
@@ -373,7 +373,9 @@ class Supervisor:
                     with contextlib.suppress(OSError):
                         handle.channel.shutdown(socket.SHUT_WR)
             self._give_time(STOP_ANSWER_S, lambda handle: handle.over)
-        self.stop({handle.rank for handle in self._handles if not handle.over})
+        deaf = [handle.rank for handle in self._handles if not handle.over]
+        self.stop(deaf)
+        self._killed = sorted({*self._killed, *deaf})
         self.stopped = self._stop_text()
 
     def _give_time(self, seconds: float, is_settled: Callable[[RankHandle], bool]) -> None:
