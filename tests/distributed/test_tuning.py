@@ -221,7 +221,7 @@ def steps(tuning: vt.Tuning, num_steps: int) -> list[list[torch.Tensor]]:
 def alone(num_steps: int, members: list[int], start: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
     """One process's parameters after steps with the mean gradient of these ranks' batches."""
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for number in range(num_steps):
         optimizer.zero_grad()
         for rank in members:
@@ -271,7 +271,7 @@ def test_sharded_sgd_is_sgd_within_half_a_scale() -> None:
             "other",
         ),
         (lambda: vt.Tuning("x", accumulate=0), "accumulate=0: must be a whole number, at least 1; use accumulate=1"),
-        (lambda: vt.Tuning("x", bucket_mb=0), "bucket_mb=0: must be positive and finite; use bucket_mb=0.05"),
+        (lambda: vt.Tuning("x", bucket_mb=0), "bucket_mb=0: must be positive and finite; use bucket_mb=0.1"),
         (
             lambda: vt.Tuning("x", error_feedback=1),
             "error_feedback=1: must be True or False; use error_feedback=True",

@@ -93,13 +93,16 @@ def test_the_table_reads_as_text_and_as_a_frame(table: vt.Comparison) -> None:
     frame = table.to_frame()
     assert frame.loc["fp16", "wire_bytes"] == frame.loc["fp16", "expected_wire_bytes"] == 459_384
     assert math.isclose(frame.loc["one bucket", "batch_s"], table.rows[0].batch_s)
-    assert len(table.trace("one bucket").filter(kind="F", rank=0)) == 4
+    for num_batches, expected in ((None, 4), (1, 1)):
+        trace = table.trace("one bucket", num_batches)
+        assert len(trace.filter(kind="F", rank=0)) == expected
+        assert trace.extent_ns[0] == 0
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"num_batches": 8}, "num_batches=8: the first 8 warm up and are not measured; use num_batches=48"),
+        ({"num_batches": 8}, "num_batches=8: the first 8 warm up and are not measured; use num_batches=80"),
         (
             {"num_batches": 18},
             "cycle of 'accumulate 4'=4: does not divide num_batches=18; "
@@ -127,7 +130,10 @@ def test_what_cannot_be_compared_is_refused(
 
 
 def test_what_a_table_has_not_is_refused(table: vt.Comparison) -> None:
-    """A tuning of another name, nodes of another size."""
+    """A tuning of another name, more batches than there are, nodes of another size."""
+    with pytest.raises(vk.InvalidInputError) as refusal:
+        table.trace("fp16", 5)
+    assert str(refusal.value) == "num_batches=5: 4 were measured; use num_batches=4"
     with pytest.raises(vk.InvalidInputError, match="name='fp17': is no tuning here; did you mean fp16"):
         table.row("fp17")
     with pytest.raises(vk.InvalidInputError) as refusal:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from vizkit.runtime.tuning.comparison import LINKS, WORK, Comparison, Row, compare
 from vizkit.runtime.tuning.hierarchical import Levels, hierarchical_all_reduce, two_levels
 from vizkit.runtime.tuning.hooks import averaging, register
-from vizkit.runtime.tuning.quantised import dequantise, quantise, quantised_all_gather, quantised_all_reduce, scales
+from vizkit.runtime.tuning.quantised import (
+    BLOCK,
+    dequantise,
+    quantise,
+    quantised_all_gather,
+    quantised_all_reduce,
+    scales,
+)
 from vizkit.runtime.tuning.training import ShardedSGD, Trained, Trainer, accumulate, train
 from vizkit.runtime.tuning.tunings import TUNINGS, Exchange, Tuning
 
 __all__ = [
+    "BLOCK",
     "LINKS",
     "TUNINGS",
     "WORK",

@@ -87,11 +87,19 @@ class Comparison:
         names = [row.name for row in self.rows]
         raise InvalidInputError.unknown("name", name, "is no tuning here", names)
 
-    def trace(self, name: str) -> Trace:
-        """The measured batches of one tuning on the virtual clock."""
+    def trace(self, name: str, num_batches: int | None = None) -> Trace:
+        """The last `num_batches` batches of one tuning on the virtual clock, from time 0; all measured ones by default.
+
+        Raises `InvalidInputError` for more batches than were measured.
+        """
         row = self.row(name)
-        run = self.runs[self.rows.index(row)]
-        return _last_batches(run, self.links, self.durations, row.num_batches)
+        count = row.num_batches if num_batches is None else whole_number("num_batches", num_batches)
+        if count > row.num_batches:
+            raise InvalidInputError.because(
+                "num_batches", count, f"{row.num_batches} were measured", f"use num_batches={row.num_batches}"
+            )
+        trace = _last_batches(self.runs[self.rows.index(row)], self.links, self.durations, count)
+        return trace.shift(-trace.extent_ns[0])
 
     def replayed(
         self, links: Links | None = None, durations: Durations | Mapping[str, Seconds] | None = None
@@ -155,7 +163,7 @@ def compare(
     world_size: int = 4,
     links: Links = LINKS,
     durations: Durations | Mapping[str, Seconds] = WORK,
-    num_batches: int = 48,
+    num_batches: int = 80,
     global_batch: int = 128,
     timeout_s: float = 60,
 ) -> Comparison:
@@ -176,7 +184,7 @@ def compare(
             "num_batches",
             num_batches,
             f"the first {WARM_UP_BATCHES} warm up and are not measured",
-            f"use num_batches={6 * WARM_UP_BATCHES}",
+            f"use num_batches={10 * WARM_UP_BATCHES}",
         )
     images, labels = digits.digits() if data is None else data
     given = _with_forward(durations)

@@ -73,7 +73,7 @@ class Tuning:
     rank: int = 1
     error_feedback: bool = True
     block: int = BLOCK
-    learning_rate: float = 0.05
+    learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
         if self.exchange not in list(Exchange):
@@ -85,7 +85,7 @@ class Tuning:
             yes_or_no(name, getattr(self, name))
         for name in ("bucket_mb", "learning_rate"):
             if not is_number(value := getattr(self, name)) or not 0 < value < math.inf:
-                raise InvalidInputError.because(name, value, "must be positive and finite", f"use {name}=0.05")
+                raise InvalidInputError.because(name, value, "must be positive and finite", f"use {name}=0.1")
         if (self.period > 1) != self.averages_parameters:
             raise InvalidInputError.because(
                 "period",
