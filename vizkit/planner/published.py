@@ -200,7 +200,7 @@ def compare(runs: Iterable[PublishedRun]) -> pd.DataFrame:
                 "step_s": step_s,
                 "matrix": found.matrix_s / step_s,
                 "elementwise": found.elementwise_s / step_s,
-                **{axis: found.exposed_s[axis] / step_s for axis in ("tp", "pp", "dp")},
+                **{f"exposed_{axis}": found.exposed_s[axis] / step_s for axis in ("tp", "pp", "dp")},
                 "bubble": found.bubble_share,
                 "optimizer": found.optimizer_s / step_s,
                 "memory_GB": found.memory_bytes / 1e9,
