@@ -206,8 +206,8 @@ def test_what_an_enclosing_function_held_becomes_a_constant(notebook: Notebook, 
     [
         (
             "import torch\nweights = torch.ones(3)\ndef f(): return weights",
-            "weights='tensor([1., 1., 1.])': is data, which a script does not hold, and f uses it; make or load it inside "
-            "the function, or pass its size or its file's name as an argument",
+            "weights='tensor([1., 1., 1.])': is data, which a script does not hold, and f uses it; make or load it "
+            "inside the function, or pass its size or its file's name as an argument",
         ),
         (
             "import torch\nmodel = torch.nn.Linear(2, 1)\ndef f(): return model",

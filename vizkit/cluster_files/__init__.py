@@ -1,0 +1,168 @@
+"""Files that start a module's function on a cluster: a batch script for Slurm, a PyTorchJob for Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+from vizkit.errors import InvalidInputError
+from vizkit.sizes import whole_number
+
+__all__ = ["pytorch_job", "slurm"]
+
+_HERE = Path(__file__).parent
+_TARGET = re.compile(r"[\w.]+:[\w.]+")
+_TIME = re.compile(r"(\d+-)?\d+:\d{2}:\d{2}")
+_RENDEZVOUS_PORT = 29500
+
+
+class _Template(string.Template):
+    """With @ in the place of $, which the shell needs."""
+
+    delimiter = "@"
+
+
+def slurm(
+    target: str,
+    *,
+    nodes: int = 2,
+    ranks_per_node: int = 8,
+    gpus_per_node: int | None = None,
+    cpus_per_rank: int = 4,
+    min_nodes: int | None = None,
+    max_restarts: int = 3,
+    time_limit: str = "01:00:00",
+    trace: str = "traces",
+    arguments: Sequence[str] = (),
+) -> str:
+    """A batch script for `sbatch` that runs `module:function` with torchrun on each of `nodes` nodes.
+
+    `gpus_per_node` is one a rank unless it is given; 0 runs on the CPU with gloo. With `min_nodes` below `nodes` the
+    run goes on without a node that has died. Each rank leaves its trace in `trace`/job number, two minutes before
+    `time_limit` (hours:minutes:seconds) at the latest. `arguments` are words for the function, as after `--` of
+    `python -m vizkit run`. Partition and account depend on the cluster: give them to sbatch, or add their lines.
+    Raises `InvalidInputError` for what cannot be a job.
+
+    >>> print(slurm("train:main", nodes=2, arguments=["lr=0.1"]).splitlines()[-1].strip())
+    -m vizkit run train:main --device cuda --trace traces/"$SLURM_JOB_ID" -- lr=0.1
+    """
+    least = _shape(target, nodes, ranks_per_node, min_nodes, max_restarts)
+    gpus = _gpus(gpus_per_node, ranks_per_node)
+    if not _TIME.fullmatch(time_limit):
+        raise InvalidInputError.because(
+            "time_limit", time_limit, "is no time that sbatch takes", "write hours:minutes:seconds, such as 01:00:00"
+        )
+    is_elastic = least < nodes
+    return _filled(
+        "slurm.sbatch",
+        target=target,
+        command_target=shlex.quote(target),
+        name=_name(target),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        cpus_per_node=whole_number("cpus_per_rank", cpus_per_rank) * ranks_per_node,
+        gpus=f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
+        time_limit=time_limit,
+        no_kill="#SBATCH --no-kill\n" if is_elastic else "",
+        srun_options="--no-kill " if is_elastic else "",
+        node_range=f"{least}:{nodes}" if is_elastic else nodes,
+        port=_RENDEZVOUS_PORT,
+        max_restarts=max_restarts,
+        device="cuda" if gpus else "cpu",
+        trace=shlex.quote(trace),
+        arguments=f" -- {shlex.join(arguments)}" if arguments else "",
+    )
+
+
+def pytorch_job(
+    target: str,
+    *,
+    image: str,
+    nodes: int = 2,
+    ranks_per_node: int = 8,
+    gpus_per_node: int | None = None,
+    min_nodes: int | None = None,
+    max_restarts: int = 3,
+    trace: str = "/traces",
+    volume_claim: str = "traces",
+    arguments: Sequence[str] = (),
+) -> str:
+    """A PyTorchJob (Kubeflow's training operator, `kubeflow.org/v1`) that runs `module:function` in `nodes` pods.
+
+    `image` holds torch, vizkit and the module, in its working folder. Each rank leaves its trace under `trace`, where
+    the claim `volume_claim` is mounted; all pods share it, so it has to allow ReadWriteMany. The rest is as in `slurm`.
+
+    >>> print(pytorch_job("train:main", image="registry/train:1").splitlines()[7].strip())
+    nprocPerNode: "8"
+    """
+    least = _shape(target, nodes, ranks_per_node, min_nodes, max_restarts)
+    gpus = _gpus(gpus_per_node, ranks_per_node)
+    if not image or re.search(r"\s", image):
+        raise InvalidInputError.because(
+            "image", image, "is no container image", "name one that holds torch, vizkit and the module: --image NAME"
+        )
+    if not trace.startswith("/"):
+        trace = f"/{trace}"  # where a volume is mounted is absolute
+    name = _name(target)
+    command = ["torchrun", "-m", "vizkit", "run", target, "--device", "cuda" if gpus else "cpu"]
+    command += ["--trace", f"{trace}/{name}", *(["--", *arguments] if arguments else [])]
+    return _filled(
+        "pytorch_job.yaml",
+        target=target,
+        name=name,
+        nodes=nodes,
+        min_nodes=least,
+        ranks_per_node=ranks_per_node,
+        max_restarts=max_restarts,
+        image=json.dumps(image),
+        command=json.dumps(command),
+        limits=json.dumps({"nvidia.com/gpu": gpus} if gpus else {"cpu": ranks_per_node}),
+        trace=json.dumps(trace),
+        volume_claim=json.dumps(volume_claim),
+    )
+
+
+def _shape(target: str, nodes: int, ranks_per_node: int, min_nodes: int | None, max_restarts: int) -> int:
+    """The fewest nodes with which the run goes on."""
+    if not _TARGET.fullmatch(target):
+        raise InvalidInputError.because("target", target, "is no module:function", "write for instance train:main")
+    whole_number("nodes", nodes)
+    whole_number("ranks_per_node", ranks_per_node)
+    _from_zero("max_restarts", max_restarts)
+    least = nodes if min_nodes is None else whole_number("min_nodes", min_nodes)
+    if least > nodes:
+        raise InvalidInputError.because("min_nodes", least, f"there are {nodes} nodes", f"use {nodes} or fewer")
+    return least
+
+
+def _gpus(gpus_per_node: int | None, ranks_per_node: int) -> int:
+    gpus = ranks_per_node if gpus_per_node is None else _from_zero("gpus_per_node", gpus_per_node)
+    if 0 < gpus < ranks_per_node:
+        raise InvalidInputError.because(
+            "gpus_per_node",
+            gpus,
+            f"NCCL wants a GPU for each of the {ranks_per_node} ranks",
+            f"use {ranks_per_node}, or 0 for the CPU",
+        )
+    return gpus
+
+
+def _from_zero(name: str, value: int) -> int:
+    return 0 if value == 0 else whole_number(name, value)
+
+
+def _name(target: str) -> str:
+    """A name that both schedulers take.
+
+    >>> _name("lessons.train_digits:main")
+    'lessons-train-digits-main'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", target.lower()).strip("-")[:50].strip("-")
+
+
+def _filled(template: str, **values: object) -> str:
+    return _Template((_HERE / template).read_text(encoding="utf-8")).substitute(values)
