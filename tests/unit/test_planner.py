@@ -73,7 +73,7 @@ def layouts(draw: st.DrawFn, experts: bool) -> vk.Layout:
 
 
 @given(st.data(), programs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_arrays_say_what_one_prediction_says(data: st.DataObject, program: Program):
     """Each second and each byte of a drawn layout, on nodes of 8 or of 1: arrays, `predict` and `vk.memory` agree."""
     model = data.draw(st.sampled_from([SMALL, MIXTURE]))
@@ -107,7 +107,7 @@ def test_a_row_of_many_is_what_it_is_alone():
 
 class TestCompute:
     def test_one_device_multiplies_all_matrices(self):
-        """Without parallelism, matrix seconds are the operations of `Transformer.flops` at each product's efficiency."""
+        """Without parallelism, matrix seconds are each product's operations at that product's efficiency."""
         layout = vk.Layout(microbatch=4, num_microbatches=3, recompute="full")
         found = predict(GPT_7B, layout, dgx_a100().of(1), program=dataclasses.replace(BARE, fused_attention=False))
         s, b, h, heads, width = 2048, 4, 4096, 32, 128
@@ -259,7 +259,9 @@ class TestSplit:
         """Seconds, shares, memory, and the clock."""
         said = str(predict(GPT_7B, vk.Layout(tp=8, recompute="full"), dgx_a100()))
         assert "ms a step (ideal), " in said
-        assert "exposed tp" in said and "bubble" not in said and "GB of 77.3 GB a device" in said
+        assert "exposed tp" in said
+        assert "bubble" not in said
+        assert "GB of 77.3 GB a device" in said
 
 
 @pytest.mark.parametrize(
