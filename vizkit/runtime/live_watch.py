@@ -57,9 +57,10 @@ class LiveWatch:
                 self._waits[rank] = wait, now
         if now - self._shown_s >= REFRESH_S and self._view is not None:
             self._shown_s = now
-            self._guarded(pids)
+            self.refresh(pids)
 
-    def _guarded(self, pids: Sequence[int | None]) -> None:
+    def refresh(self, pids: Sequence[int | None]) -> None:
+        """Shows what there is to see at this moment."""
         try:
             state = self._state(pids)
             if self._view is not None:
