@@ -19,7 +19,7 @@ from vizkit.planner.choices import COLUMNS
 from vizkit.planner.reasons import reason
 from vizkit.planner.search import pareto_front
 from vizkit.planner.space import Space, divisors
-from vizkit.units import seconds_text
+from vizkit.units import bytes_text, seconds_text
 
 GPT_7B = vk.Transformer(num_layers=32, hidden=4096, heads=32, vocab=51200, seq=2048)
 GPT_1T = vk.Transformer(num_layers=128, hidden=25600, heads=160, vocab=51200, seq=2048)
@@ -151,7 +151,8 @@ class TestPlan:
         assert lines[1].endswith("; times are ideal")
         assert lines[2].split() == ["dp", "tp", "pp", "cp", "ep", "ZeRO", "schedule", "b×m", "recompute", "GB", "step",
                                     "(s)", "MFU", "bubble", "exposed"]  # fmt: skip
-        assert [line[:2] for line in lines[8:]] == ["1.", "2.", "3.", "4.", "5."]
+        assert [line[:2] for line in lines[8:13]] == ["1.", "2.", "3.", "4.", "5."]
+        assert tuple(lines[13:]) == seven_billion.remedies
         assert max(map(len, lines[2:8])) < 120
 
     def test_a_plan_is_a_value_for_the_clock(self, seven_billion):
@@ -308,6 +309,24 @@ class TestNothingFits:
         found = plan(GPT_125M, Cluster(device=tiny), 8)
         assert not found
         assert any("no doubling of the 1 devices" in line for line in found.remedies)
+
+
+class TestNearestMiss:
+    def test_what_the_fastest_that_does_not_fit_lacks(self):
+        """Bytes, seconds, and the variant of the same mesh that fits: all three by prediction."""
+        found = plan(GPT_7B, dgx_a100(), 64, zero_stages=[1], recompute=["selective"], tp=[1], pp=[1])
+        (said,) = found.remedies
+        layout = dataclasses.replace(found.best.layout, microbatch=8, num_microbatches=1)
+        missed = predict(GPT_7B, layout, dgx_a100())
+        assert missed.step_s < found.best.prediction.step_s
+        assert f"(microbatch=8) would take {seconds_text(missed.step_s)} a step" in said
+        assert f"lacks {bytes_text(missed.memory_bytes - missed.memory_limit_bytes)} a device" in said
+        assert said.endswith(f"takes {seconds_text(found.best.prediction.step_s)}")
+        assert str(found).endswith(said)
+
+    def test_nothing_is_said_where_all_that_is_faster_fits(self):
+        """A small model on large devices."""
+        assert plan(GPT_125M, dgx_a100(), 64).remedies == ()
 
 
 class TestOddClusters:

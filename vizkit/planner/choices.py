@@ -66,7 +66,8 @@ class Plan(Sequence[Choice]):
     """What `vk.plan` found: a sequence of `Choice`, fastest first, one for each way to divide the devices among axes.
 
     Times are on the clock "ideal". `considered` layouts were predicted, `fitting` of them fit into memory; where none
-    does, the plan is empty and `remedies` say what would make one fit.
+    does, the plan is empty and `remedies` say what would make one fit; else they say what the fastest that does not fit
+    lacks.
     """
 
     model: Transformer
@@ -122,7 +123,7 @@ class Plan(Sequence[Choice]):
     def pareto(self) -> tuple[Choice, ...]:
         """From the smallest to the fastest: of all layouts that fit, those than which none is smaller and as fast.
 
-        A reason says what the next smaller one pays for its memory.
+        The fastest has rank 1; each reason says why it is faster than the next smaller one.
         """
         if self.front is None:
             return ()

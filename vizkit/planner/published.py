@@ -177,7 +177,11 @@ class PublishedRun:
 
 
 def compare(runs: Iterable[PublishedRun]) -> pd.DataFrame:
-    """Measured and predicted, and the shares of the predicted step, a row for each run."""
+    """Measured and predicted, and shares of the predicted step: a row for each run.
+
+    From `matrix` to `optimizer` the columns are shares, which add up to 1; `m` are microbatches, `v` stages a rank, and
+    `error` is predicted over measured, less 1.
+    """
     import pandas as pd
 
     rows = []

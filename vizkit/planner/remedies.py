@@ -9,11 +9,13 @@ import numpy as np
 
 from vizkit.errors import InvalidInputError
 from vizkit.hardware.cluster import Cluster
+from vizkit.planner.choices import Found
 from vizkit.planner.places import memory_bytes
 from vizkit.planner.program import Program
-from vizkit.planner.space import Space
+from vizkit.planner.reasons import short
+from vizkit.planner.space import MESH, Space
 from vizkit.transformer import Transformer
-from vizkit.units import bytes_text
+from vizkit.units import bytes_text, seconds_text
 
 MOST_DOUBLINGS = 20
 """Of the number of devices, to look for one that suffices: up to a million times as many."""
@@ -49,6 +51,27 @@ def remedies(
     reserved = 1 - program.reserved_share
     said.append(f"it fits on the same number of devices where each has {bytes_text(least / reserved)}")
     return tuple(said)
+
+
+def nearest_miss(missed: Found, ranked: Found, limit_bytes: float) -> tuple[str, ...]:
+    """What the first of `missed` lacks, if it is faster than all that fit, and which layout of its mesh does fit."""
+    rows, lacking = missed.rows, float(missed.steps.memory_bytes[0]) - limit_bytes
+    seconds, best_s = float(missed.steps.step_s[0]), float(ranked.steps.step_s[0])
+    if seconds >= best_s:
+        return ()
+    layout = rows.layout(0)
+    said = (
+        f"the fastest that does not fit ({short(layout, ranked.rows.layout(0))}) would take {seconds_text(seconds)} a "
+        f"step, {1 - seconds / best_s:.1%} less than the first, and lacks {bytes_text(lacking)} a device"
+    )
+    same = np.flatnonzero((ranked.rows.table[:, :MESH] == rows.table[0, :MESH]).all(axis=1))
+    if len(same):
+        other = ranked.rows.layout(int(same[0]))
+        said += (
+            f"; of its dp × tp × pp × cp × ep the fastest that fits ({short(other, layout)}) takes "
+            f"{seconds_text(float(ranked.steps.step_s[same[0]]))}"
+        )
+    return (said,)
 
 
 def _wider(space: Space) -> Iterator[tuple[str, Space]]:

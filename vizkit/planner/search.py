@@ -12,8 +12,8 @@ from vizkit.hardware.cluster import Cluster
 from vizkit.memory.states import Precision
 from vizkit.planner.choices import Found, Plan
 from vizkit.planner.program import Program
-from vizkit.planner.remedies import nothing_divides, remedies
-from vizkit.planner.space import Space
+from vizkit.planner.remedies import nearest_miss, nothing_divides, remedies
+from vizkit.planner.space import MESH, Space
 from vizkit.planner.steps import steps
 from vizkit.sizes import whole_number
 from vizkit.transformer import Recompute, Transformer, check_model
@@ -21,8 +21,6 @@ from vizkit.transformer import Recompute, Transformer, check_model
 MOST_POINTS = 2000
 """Of a plan's sample, of which each chunk of layouts gives a part."""
 _POINTS_A_CHUNK = 400
-_MESH = 5
-"""The first columns of a row are dp, tp, pp, cp, ep."""
 
 
 def plan(
@@ -84,23 +82,29 @@ def plan(
     )
     limit = cluster.device.memory_bytes * (1 - program.reserved_share)
     considered = fitting = 0
+    missed: list[Found] = []
     best: list[Found] = []
     fronts: list[Found] = []
     samples: list[Found] = []
     for rows in space.chunks(model, cluster.num_devices, batch):
         found = Found(rows, steps(model, rows, cluster, program))
         considered += len(found)
-        found = found.where(found.steps.memory_bytes <= limit)
+        fits = found.steps.memory_bytes <= limit
+        missed += [fastest_first(found.where(~fits)).where(np.arange(1))] if not fits.all() else []
+        found = found.where(fits)
         fitting += len(found)
         if len(found):
             found = fastest_first(found)
-            best.append(found.where(np.sort(np.unique(found.rows.table[:, :_MESH], axis=0, return_index=True)[1])))
+            best.append(found.where(np.sort(np.unique(found.rows.table[:, :MESH], axis=0, return_index=True)[1])))
             fronts.append(pareto_front(found))
             samples.append(found.where(_spread(len(found), _POINTS_A_CHUNK)))
     if not considered:
         raise nothing_divides(model, cluster, batch, space)
-    advice = () if fitting else remedies(model, cluster, batch, space, program, limit)
     ranked = fastest_first(Found.join(best)) if best else None
+    if ranked is None:
+        advice = remedies(model, cluster, batch, space, program, limit)
+    else:
+        advice = nearest_miss(fastest_first(Found.join(missed)), ranked, limit) if missed else ()
     front = pareto_front(Found.join(fronts)) if fronts else None
     sample = Found.join(samples) if samples else None
     if sample is not None:

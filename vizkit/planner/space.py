@@ -22,6 +22,8 @@ from vizkit.transformer import Recompute, Transformer
 LEAST_CONTEXT = 4096
 """Tokens of a sequence that context parallelism leaves each rank at least, where nothing else is asked for."""
 LARGEST_MICROBATCH = 32
+MESH = 5
+"""The first columns of a row are dp, tp, pp, cp, ep."""
 _CHUNK_ROWS = 40_000
 
 
