@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,25 @@ from vizkit.runtime.fitness import Fact, Fitness
             ["--ranks", "--steps", "--batch", "--device", "--out", "(default: demo.html)", "no network"],
         ),
         (["doctor", "--help"], ["launches two ranks", "Exit status 1"]),
+        (
+            ["run", "--help"],
+            [
+                "module:function",
+                "--trace FOLDER",
+                "--ranks N",
+                "--timeout S",
+                "--slurm FILE",
+                "--pytorch-job FILE",
+                "torchrun --nnodes 2",
+                "-- 10 lr=0.1",
+                "name=value is a keyword",
+                "Exit status: 0 when all is well",
+            ],
+        ),
+        (
+            ["report", "--help"],
+            ["--partial", "--out PAGE", "(default: report.html)", "profiler", "no network", "status 2"],
+        ),
     ],
 )
 def test_help_suffices(words: list[str], mentions: list[str], capsys: pytest.CaptureFixture[str]):
@@ -41,6 +61,12 @@ def test_help_suffices(words: list[str], mentions: list[str], capsys: pytest.Cap
         (["demo", "--ranks", "0"], "argument --ranks: 0: must be at least 1; use 1 or more"),
         (["demo", "--steps", "-3"], "argument --steps: -3: must be at least 1; use 1 or more"),
         (["demo", "--ranks", "four"], "argument --ranks: 'four' is not a whole number; use 1 or more"),
+        (["run"], "the following arguments are required: module:function"),
+        (["run", "m:f", "--timeout", "0"], "argument --timeout: 0: must be positive and finite; use one such as 600"),
+        (["run", "m:f", "--timeout", "x"], "argument --timeout: 'x' is not a number of seconds; use one such as 600"),
+        (["run", "m:f", "lr=0.1"], "unrecognized arguments: lr=0.1"),
+        (["report"], "the following arguments are required: path"),
+        (["doctor", "--", "3"], "unrecognized arguments after --: 3"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
@@ -60,12 +86,91 @@ def test_what_cannot_work_is_refused(words: list[str], message: str, capsys: pyt
         (["demo", "--batch", "4000"], "vizkit: batch=4000: there are 1536 training samples; use 1536 or fewer"),
         (["demo", "--out", "/"], "vizkit: out='/': is a folder; name a file in it, such as demo.html"),
         (["demo", "--out", "/nowhere/demo.html"], "vizkit: out='/nowhere/demo.html': its folder does not exist"),
+        (
+            ["run", "train"],
+            "vizkit: target='train': is no module:function; write for instance train:main, or train.py:main",
+        ),
+        (["run", "nowhere.py:f"], "vizkit: target='nowhere.py:f': there is no file nowhere.py; check the path"),
+        (["run", "nowhere:f"], "vizkit: target='nowhere:f': there is no module nowhere in "),
+        (["run", "math:sqr"], "vizkit: target='sqr': is not in math; did you mean sqrt? use one of "),
+        (["run", "math:pi"], "vizkit: target='math:pi': cannot be called; name a function"),
+        (
+            ["run", "math:sqrt", "--", "a=1", "2"],
+            "vizkit: arguments='2': stands after one with a name; put those without",
+        ),
+        (["run", "math:sqrt", "--", "a=1", "a=2"], "vizkit: arguments='a=2': a was given before; give it once"),
+        (["run", "math:sqrt", "--trace", "/dev/null"], "vizkit: trace='/dev/null': is a file; name a folder"),
+        (["run", "m:f", "--pytorch-job", "job.yaml"], "vizkit: image='': is no container image; name one that holds"),
+        (["report", "/nowhere"], "vizkit: /nowhere: there is nothing; give the folder named after --trace"),
+        (["report", "/nowhere", "-o", "/"], "vizkit: out='/': is a folder; name a file in it, such as report.html"),
+        (["report", "/dev/null"], "vizkit: /dev/null: not JSON or cut off"),
     ],
 )
 def test_what_the_kit_refuses_has_no_traceback(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     """Value, rule, remedy, and exit status 2."""
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Of what torchrun sets, a part: nobody knows what is meant."""
+    monkeypatch.setenv("RANK", "0")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["run", "math:sqrt"]) == 2
+    assert capsys.readouterr().err == (
+        "vizkit: environment='RANK': WORLD_SIZE, MASTER_ADDR, MASTER_PORT is missing, which torchrun sets too; start "
+        "with torchrun, or unset RANK to run on this machine alone\n"
+    )
+
+
+MODULE = """
+import torch
+import torch.distributed as dist
+import vizkit as vk
+
+
+def add_up(start, factor=1.0, *, fail=False):
+    x = torch.tensor([float(start)])
+    with vk.span("work", kind="F"):
+        dist.all_reduce(x)
+    if fail and dist.get_rank() == 1:
+        raise ValueError("planted failure")
+    print("sum", x.item() * factor)
+    return x.item() * factor
+"""
+
+
+def test_run_alone_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Without torchrun the ranks start here; the folder they leave opens as one page; a rank that fails is status 1."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    Path("adding_up.py").write_text(MODULE)
+    words = ["run", "adding_up.py:add_up", "--ranks", "2", "--device", "cpu", "--trace", "traces"]
+    assert main([*words, "--", "3", "factor=0.5"]) == 0
+    said = capsys.readouterr().out
+    assert "[rank 0] sum 3.0" in said
+    assert "traces holds a file for each rank; python -m vizkit report traces shows them" in said
+    assert main(["report", "traces"]) == 0
+    said = capsys.readouterr().out
+    assert "attempt 0: 2 ranks" in said
+    assert "report.html shows it; it needs no network" in said
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert page.count('class="figure"') == 3
+    assert "<h2>The run</h2>" in page
+    assert main([*words, "--", "3"]) == 2
+    assert "trace='traces': holds files of another run; give a new folder" in capsys.readouterr().err
+    assert main(["run", "adding_up:add_up", "--ranks", "2", "--device", "cpu", "--", "3", "fail=true"]) == 1
+    assert "planted failure" in capsys.readouterr().err
+
+
+def test_a_report_of_a_profilers_trace(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Any trace that `vk.read_trace` reads."""
+    trace = vk.Trace.from_spans([vk.Span(0, "F", 0, 5_000_000), vk.Span(1, "F", 0, 3_000_000)], clock="wall")
+    path = vk.write_chrome_trace(trace, tmp_path / "run.json")
+    assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
+    assert "2 ranks, 2 spans, 5 ms on the wall clock" in capsys.readouterr().out
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count('class="figure"') == 1
 
 
 @pytest.mark.parametrize(("remedy", "status"), [("", 0), ("Free some.", 1)])

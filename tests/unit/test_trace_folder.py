@@ -184,7 +184,7 @@ def test_a_restart_shows_as_a_gap(tmp_path: Path):
     assert run.trace.notes["attempts"] == "2"
     assert len(run.trace.filter(kind="all_reduce")) == 12
     assert len(set(run.trace.filter(kind="all_reduce").operation.tolist())) == 6
-    assert run.replay().duration_ns < 30 * MS
+    assert run.replay().duration_ns < 50 * MS  # the last attempt alone
     assert "attempt 0: 2 ranks, 30 ms; ranks 0-1 raised planted" in run.summary()
 
 

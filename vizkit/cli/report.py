@@ -89,9 +89,9 @@ def add_to(commands: Any) -> None:
         help="one page, which needs no network, from a trace folder or a profiler's trace",
         description="Reads the folder that `run --trace` left, with the clocks of all hosts aligned; or traces of "
         "vk.write_chrome_trace or PyTorch's profiler, a file or a folder with one a rank. Prints a summary and writes "
-        "one HTML page: summary, findings, animated timelines (wall clock, and virtual where it can be replayed), "
-        "bytes moved between ranks, memory where it was tracked. Exit status 2 where a rank is missing, doubled, cut "
-        "off or foreign: the message names the file.",
+        "one HTML page, which needs no network: summary, findings, animated timelines (wall clock, and virtual where it "
+        "can be replayed), bytes moved between ranks, memory where it was tracked. Exit status 2 where a rank is "
+        "missing, doubled, cut off or foreign: the message names the file.",
     )
     command.add_argument("path", type=Path, help="a folder or a trace file")
     command.add_argument("-o", "--out", type=Path, default=Path("report.html"), metavar="PAGE",

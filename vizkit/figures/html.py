@@ -43,7 +43,9 @@ def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None, s
     return page.substitute(
         title=html.escape(title or _heading(figures[0])),
         style=(PAGE_ASSETS / "page.css").read_text(encoding="utf-8"),
-        figures="\n".join(figure_section(figure, number) for number, figure in enumerate(figures)),
+        figures="\n".join(
+            [*_words(title, sections), *(figure_section(figure, number) for number, figure in enumerate(figures))]
+        ),
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
         player=(PAGE_ASSETS / "player.js").read_text(encoding="utf-8"),
     )
