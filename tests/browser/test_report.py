@@ -36,7 +36,7 @@ def test_the_page_opens_from_a_file(visit: Visit, page_path: Path):
     assert headings[-1] == "As it happened"
     said = page.locator("section.words").first.inner_text()
     assert "clocks of the hosts agree within" in said
-    assert "attempt 0: 2 ranks, 30 ms" in said
+    assert "attempt 0: 2 ranks, 30.5 ms" in said
     summaries = page.locator(".figure .summary").all_inner_texts()
     assert "virtual" in summaries[0]
     assert "wall" in summaries[1]

@@ -6,6 +6,7 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -185,7 +186,7 @@ def test_a_restart_shows_as_a_gap(tmp_path: Path):
     assert len(run.trace.filter(kind="all_reduce")) == 12
     assert len(set(run.trace.filter(kind="all_reduce").operation.tolist())) == 6
     assert run.replay().duration_ns < 50 * MS  # the last attempt alone
-    assert "attempt 0: 2 ranks, 30 ms; ranks 0-1 raised planted" in run.summary()
+    assert "attempt 0: 2 ranks, 30.5 ms; ranks 0-1 raised planted" in run.summary()
 
 
 def test_a_killed_rank_of_an_earlier_attempt_is_a_fact_and_no_error(tmp_path: Path):
@@ -340,6 +341,14 @@ def test_a_folder_with_another_run_is_refused_before_the_start():
     refused = decide([proposal("a"), proposal("b", [Seen("old", "", "gone", 0)])])
     assert str(vk.InvalidInputError.because(*refused.refusal)) == (
         "trace='/traces': holds files of another run (on host-of-b); give a new folder, or empty this one"
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_refused_on_all_ranks():
+    """One node's trouble is every rank's: the others would wait for it for ever."""
+    refused = decide([proposal("a"), msgspec.structs.replace(proposal("b"), problem="Permission denied")])
+    assert str(vk.InvalidInputError.because(*refused.refusal)) == (
+        "trace='/traces': Permission denied (on host-of-b); name a folder that can be written on every node"
     )
 
 

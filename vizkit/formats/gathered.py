@@ -67,13 +67,16 @@ class GatheredRun:
     """What the files of all ranks say together.
 
     `clock_error_s` bounds how wrong the time between moments on two hosts may be: 0 where all ranks share a host, `inf`
-    where the ranks of two hosts never waited for each other. `left_out` names what could not be used, and why.
+    where the ranks of two hosts never waited for each other. `left_out` names what could not be used, and why. `cores`
+    are those of all hosts together in the last attempt, `num_threads` those of a rank.
     """
 
     attempts: tuple[Attempt, ...]
     hosts: tuple[str, ...]
     clock_error_s: float
     left_out: tuple[str, ...] = ()
+    cores: int = 0
+    num_threads: int = 1
 
     @property
     def last(self) -> Attempt:
@@ -83,6 +86,15 @@ class GatheredRun:
     def record(self) -> Record:
         """The record of the last attempt."""
         return self.last.record
+
+    @property
+    def without_earlier_attempts(self) -> GatheredRun:
+        """The last attempt as a run of its own."""
+        return replace(self, attempts=self.attempts[-1:])
+
+    @property
+    def device(self) -> str:
+        return self.record.notes.get("device", "cpu")
 
     @property
     def world_size(self) -> int:

@@ -55,6 +55,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     `run` is the same for all ranks and attempts of a run; `job` is the number that the user gave it (torchrun's
     rdzv-id) or "", and `agent` the process that started the rank: with them a later attempt finds its run again.
+    `cores` are those of the host that its ranks may use together, 0 where nobody knows.
     """
 
     run: str
@@ -67,6 +68,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
     agent: str = ""
     target: str = ""
+    cores: int = 0
+    num_threads: int = 1
     notes: dict[str, str] = {}
     format: str = FORMAT
     version: int = FORMAT_VERSION

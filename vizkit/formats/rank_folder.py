@@ -188,4 +188,6 @@ def _aligned(attempts: Sequence[Sequence[_Finished]], trust_hosts: bool, left_ou
         hosts=tuple(dict.fromkeys(one.file.header.host for one in everything)),
         clock_error_s=alignment.error_s,
         left_out=left_out,
+        cores=sum({one.file.header.clock: one.file.header.cores for one in attempts[-1]}.values()),
+        num_threads=max(one.file.header.num_threads for one in attempts[-1]),
     )

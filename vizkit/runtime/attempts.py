@@ -50,6 +50,7 @@ class Proposal(msgspec.Struct, frozen=True):
     host: str
     folder: str = ""
     seen: list[Seen] = []
+    problem: str = ""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -113,6 +114,9 @@ def decide(proposals: list[Proposal]) -> Decision:
         return Decision(
             "", 0, ("device", told, "all ranks need the same backend", "use --device cpu, or GPUs on all nodes")
         )
+    if troubled := next((proposal for proposal in proposals if proposal.problem), None):
+        rule = f"{troubled.problem} (on {troubled.host})"
+        return Decision("", 0, ("trace", troubled.folder, rule, "name a folder that can be written on every node"))
     job = proposals[0].job
     agents = {proposal.agent for proposal in proposals}
     seen = [entry for proposal in proposals for entry in proposal.seen]

@@ -44,6 +44,8 @@ def save_run(run: Run, folder: str | Path, target: str = "") -> Path:
             clock=clock_name(),
             began=now,
             target=target,
+            cores=run.cores,
+            num_threads=run.num_threads,
             notes=dict(run.record.notes),
         )
         body = Body(outcome=Outcome.RETURNED, ended=now, record=record, result=plain, is_result_text=is_text)

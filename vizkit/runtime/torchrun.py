@@ -18,6 +18,7 @@ from vizkit.errors import InvalidInputError
 from vizkit.formats.rank_file import Header, Outcome
 from vizkit.runtime.device import DEVICE_ENV, count_gpus, place
 from vizkit.runtime.launcher import MAX_TIMEOUT_S
+from vizkit.runtime.limits import available_cores
 
 ATTEMPT_ENV = "VIZKIT_ATTEMPT"
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -141,15 +142,21 @@ def run_rank(
 
 
 def _agree(store: Any, here: Place, settings: Settings, backend: str, device: str) -> Header:
+    import torch
+
     from vizkit.runtime import attempts
     from vizkit.runtime.keeper import read_clocks
 
-    seen = []
+    seen, problem = [], ""
     if settings.trace is not None:
-        settings.trace.mkdir(parents=True, exist_ok=True)
-        seen = attempts.seen_in(settings.trace) if here.local_rank == 0 else []
+        try:
+            settings.trace.mkdir(parents=True, exist_ok=True)
+            seen = attempts.seen_in(settings.trace) if here.local_rank == 0 else []
+            problem = "" if os.access(settings.trace, os.W_OK) else "Permission denied"
+        except OSError as error:
+            problem = error.strerror or str(error)
     job, agent, host = attempts.job_name(), attempts.agent_name(), socket.gethostname()
-    mine = attempts.Proposal(job, agent, backend, host, str(settings.trace or ""), seen)
+    mine = attempts.Proposal(job, agent, backend, host, str(settings.trace or ""), seen, problem)
     decision = attempts.agree(store, here.rank, here.world_size, mine)
     return Header(
         run=decision.run,
@@ -162,6 +169,8 @@ def _agree(store: Any, here: Place, settings: Settings, backend: str, device: st
         job=job,
         agent=agent,
         target=settings.target,
+        cores=available_cores(),
+        num_threads=torch.get_num_threads(),
         notes={"backend": backend, "device": device.split(":")[0], "world_size": str(here.world_size)},
     )
 
