@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 import vizkit as vk
-from vizkit.runtime.progress import log
 
 STEP_S = 0.005
 
@@ -18,5 +17,5 @@ def train(steps: int, slow: int = -1, factor: float = 4.0) -> int:
     for step in vk.progress(range(steps), label="step"):
         time.sleep(STEP_S * (factor if dist.get_rank() == slow else 1))
         dist.all_reduce(torch.ones(1000))
-        log(loss=1 / (step + 1))
+        vk.log(loss=1 / (step + 1))
     return steps
