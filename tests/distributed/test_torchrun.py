@@ -27,9 +27,9 @@ from vizkit.formats.rank_file import Outcome, read_rank_file
 from vizkit.formats.rank_folder import rank_files, read_run
 from vizkit.record import RankRecord, SpanOpened
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * 240)]
 
-PATIENCE_S = 120
+PATIENCE_S = 240  # importing torch in several processes takes long where many share two cores
 AHEAD_S = 3600
 WIDTH = 16
 
@@ -190,10 +190,11 @@ def time_namespace() -> list[str]:
         return []
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool], processes: list[subprocess.Popen]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
+        assert [process.poll() for process in processes] == [None] * len(processes), "a rank has ended"
         time.sleep(0.05)
 
 
@@ -234,7 +235,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         for rank in range(2)
     ]  # fmt: skip
     try:
-        wait_for(lambda: all((folder / f"ready{rank}").exists() for rank in range(2)))
+        wait_for(lambda: all((folder / f"ready{rank}").exists() for rank in range(2)), processes)
         time.sleep(0.5)  # rank 0 is inside its all-reduce by then
         for process in processes:
             (inner,) = psutil.Process(process.pid).children() if process is processes[1] and skew else [process]

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vizkit as vk
-from vizkit.alignment import Bounds, align
+from vizkit.alignment import Bounds, align, observed, without_failed
+from vizkit.record import Call, RankRecord, Wait
 
 HOUR_NS = 3_600_000_000_000
 MS = 1_000_000
@@ -143,3 +144,63 @@ def test_records_that_contradict_each_other_are_refused():
     bounds = Bounds.of([(0, 0, 1, 10 * MS), (1, 0, 0, 10 * MS)])
     with pytest.raises(vk.InvalidInputError, match=r"over before it began.*give the files of one run only"):
         align(bounds, [[(0, MS)], [(0, MS)]], [0, 0])
+
+
+def a_rank(
+    rank: int, kind: str, peer: int = -1, payload_bytes: int = 8, split_bytes: tuple[int, ...] = ()
+) -> RankRecord:
+    """A rank of three that entered one communication at 10 + rank and saw its end at 20 + rank."""
+    begin, end = 10 + rank, 20 + rank
+    members = (0, 1, 2)
+    call = Call(
+        call=0, kind=vk.SpanKind(kind), group="0", members=members, payload_bytes=payload_bytes, peer=peer,
+        split_bytes=split_bytes, done_wall_ns=end, before_ns=0, after_ns=0, start_wall_ns=begin, end_wall_ns=begin,
+    )  # fmt: skip
+    wait = Wait(calls=(0,), before_ns=0, after_ns=0, start_wall_ns=begin, end_wall_ns=end)
+    return RankRecord(rank=rank, events=(call, wait), start_ns=0, end_ns=0, start_wall_ns=0, end_wall_ns=30)
+
+
+EVERY_PAIR = {(here, there) for here in range(3) for there in range(3) if here != there}
+
+
+@pytest.mark.parametrize(
+    ("kind", "peer", "pairs"),
+    [
+        *((kind, -1, EVERY_PAIR) for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")),
+        *((kind, 1, {(0, 1), (2, 1)}) for kind in ("broadcast", "scatter")),
+        *((kind, 1, {(1, 0), (1, 2)}) for kind in ("reduce", "gather")),
+    ],
+)
+def test_who_waits_for_whom_depends_on_the_collective(kind: str, peer: int, pairs: set[tuple[int, int]]):
+    """Pairs (who ended, who had entered): a broadcast's root waits for nobody, nobody waits for a gather's root."""
+    found = observed([[a_rank(rank, kind, peer) for rank in range(3)]], [[0, 1, 2]])
+    rows = list(zip(*(column.tolist() for column in vars(found).values()), strict=True))
+    assert {(ended_on, entered_on) for ended_on, _, entered_on, _ in rows} == pairs
+    assert all(ended == 20 + ended_on and entered == 10 + entered_on for ended_on, ended, entered_on, entered in rows)
+
+
+def test_a_message_tells_one_way():
+    """The receive was over after the send was posted; the send may be over before."""
+    found = observed([[a_rank(0, "send", peer=1), a_rank(1, "receive", peer=0)]], [[0, 1]])
+    assert [column.tolist() for column in vars(found).values()] == [[1], [21], [0], [10]]
+
+
+def test_ranks_of_one_host_speak_for_it_together():
+    """The last of them to enter, the first to see the end."""
+    found = observed([[a_rank(rank, "all_reduce") for rank in range(3)]], [[0, 0, 1]])
+    rows = sorted(zip(*(column.tolist() for column in vars(found).values()), strict=True))
+    assert rows == [(0, 20, 1, 12), (1, 22, 0, 11)]
+
+
+@pytest.mark.parametrize("empty", [{"payload_bytes": 0}, {"split_bytes": (0, 4, 4)}])
+def test_what_carries_nothing_synchronises_nobody(empty: dict):
+    """An empty tensor, or an all-to-all in which some rank sends nothing to another."""
+    found = observed([[a_rank(rank, "all_to_all", **empty) for rank in range(3)]], [[0, 1, 2]])
+    assert len(found) == 0
+
+
+def test_of_a_failed_rank_the_last_wait_proves_nothing():
+    """It ended because a peer died, not because all had come."""
+    failed, whole = without_failed(a_rank(0, "all_reduce")), a_rank(1, "all_reduce")
+    found = observed([[failed, whole]], [[0, 1]])
+    assert [column.tolist() for column in vars(found).values()] == [[1], [21], [0], [10]]

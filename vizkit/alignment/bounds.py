@@ -197,11 +197,11 @@ def _moved(alignment: ClockAlignment, hosts: np.ndarray, local_ns: np.ndarray) -
 
 
 def _spread(cells: np.ndarray, slack_ns: float) -> None:
-    """What holds at one knot holds at the next with this slack."""
-    for knot in range(1, len(cells)):
-        np.minimum(cells[knot], cells[knot - 1] + slack_ns, out=cells[knot])
-    for knot in range(len(cells) - 2, -1, -1):
-        np.minimum(cells[knot], cells[knot + 1] + slack_ns, out=cells[knot])
+    """What holds at one knot holds at the next, and the one before, with this slack."""
+    ramp = slack_ns * np.arange(len(cells))[:, None, None]
+    forward = np.minimum.accumulate(cells - ramp, axis=0) + ramp
+    backward = np.minimum.accumulate((cells + ramp)[::-1], axis=0)[::-1] - ramp
+    np.minimum(forward, backward, out=cells)
 
 
 def _closed(cells: np.ndarray) -> np.ndarray:
