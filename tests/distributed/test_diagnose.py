@@ -112,7 +112,9 @@ def test_findings_stand_in_order_of_cost(found: dict[str, Diagnosis]) -> None:
 def test_the_drift_is_told_with_step_and_rank(found: dict[str, Diagnosis]) -> None:
     (finding,) = found["a replica drifts"]
     assert finding.what == "parameters of rank 1 differ from the others' from step 3 on"
-    assert finding.evidence == "parameters had one hash on all 4 ranks up to step 2; at step 3 they have 2"
+    assert finding.evidence == (
+        "parameters had one hash on all 4 ranks up to step 2; at step 3 they have 2: ranks 0, 2 and 3; rank 1"
+    )
 
 
 @pytest.mark.parametrize("name", [plant.name for plant in PLANTS if plant.judged.get("durations", 0) is not None])

@@ -113,7 +113,7 @@ def _of(evidence: Evidence, kind: SpanKind, group: tuple[int, ...], spans: np.nd
         return None
     latency_s, transfer_s = line
     exposed_s = evidence.mean_s(evidence.exposed_ns(spans))
-    cost_s = exposed_s * latency_s / (latency_s + transfer_s)
+    cost_s = float(exposed_s * latency_s / (latency_s + transfer_s))
     if not evidence.is_noticeable(cost_s):
         return None
     return SmallBuckets(kind, group, len(rows), num_a_step, float(payload.mean()), latency_s, transfer_s, cost_s)

@@ -10,6 +10,7 @@ from vizkit.findings.finding import Finding, FindingKind, ranks_text
 from vizkit.fingerprints import Noted
 from vizkit.trace import NS_PER_S
 
+MOST_CAMPS = 4
 Series = Mapping[int, Mapping[int, Noted]]
 """By step and rank."""
 
@@ -45,10 +46,24 @@ def _drift(
         f"{name} of {ranks_text(odd)} differ{'s' * (not name.endswith('s'))} from "
         + ("the others'" if has_majority else "each other")
         + f" from step {step} on",
-        f"{name} had one hash on all {len(hashes)} ranks {until}; at step {step} they have {len(others) + 1}",
+        f"{name} had one hash on all {len(hashes)} ranks {until}; at step {step} they have {len(others) + 1}: "
+        + _camps(hashes),
         "start all replicas from one state (DDP does, or broadcast), let every update follow the averaged gradients, "
         "and look for what one rank did alone between these steps",
     )
+
+
+def _camps(hashes: Mapping[int, int]) -> str:
+    """Who agrees with whom, the largest camps first.
+
+    >>> _camps({0: 7, 1: 5, 2: 7})
+    'ranks 0 and 2; rank 1'
+    """
+    camps: dict[int, list[int]] = defaultdict(list)
+    for rank, value in sorted(hashes.items()):
+        camps[value].append(rank)
+    named = sorted(camps.values(), key=lambda ranks: (-len(ranks), ranks))
+    return "; ".join(map(ranks_text, named[:MOST_CAMPS])) + "; …" * (len(named) > MOST_CAMPS)
 
 
 def repeated_data(evidence: Evidence) -> Iterator[Finding]:
