@@ -10,22 +10,15 @@ import shlex
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vizkit.errors import InvalidInputError
-from vizkit.record import Record
-from vizkit.runtime import namespaces, transport
-from vizkit.runtime.device import Placement, place
-from vizkit.runtime.launcher import MAX_TIMEOUT_S, checked_world_size, rank_environment, rendezvous
-from vizkit.runtime.limits import available_cores
+from vizkit.runtime import namespaces
+from vizkit.runtime.launcher import Home, launch_at
 from vizkit.runtime.namespaces import MACHINE, NETWORK, Holder, HostsError, checked, entering
-from vizkit.runtime.nursery import nursery
 from vizkit.runtime.run import Run
-from vizkit.runtime.supervisor import Supervisor
-from vizkit.runtime.worker import Setup
 
 MAX_HOSTS = 16
 INTERFACE = "eth0"
@@ -145,54 +138,27 @@ class Hosts:
         Rank r runs on host r // `ranks_per_host`. Ranks of one host reach each other without the cable. Results, logs,
         errors and the trace are those of `vk.launch`.
         """
-        started_s = time.perf_counter()
-        size = checked_world_size(ranks_per_host * self.num_hosts)
-        placement = place("cpu", size, 0)
-        cores = available_cores()
-        threads = max(1, cores // size)
-        births = nursery()
-        births.warm()
-        call = transport.pack_call(fn, args, kwargs)
-        try:
-            with rendezvous() as store_path:
-                setups = [
-                    Setup(
-                        rank=rank,
-                        world_size=size,
-                        backend=placement.backend,
-                        device=placement.of_rank(rank, 0),
-                        store_path=store_path,
-                        timeout_s=min(float(timeout_s), MAX_TIMEOUT_S),
-                        seed=seed,
-                        num_threads=threads,
-                        sample_memory=False,
-                        environment=_environment(rank, size, ranks_per_host, placement),
-                        namespaces=namespaces.paths(self._machine(rank // ranks_per_host).pid, self._in_user_namespace),
-                    )
-                    for rank in range(size)
-                ]
-                with Supervisor(births, setups, call) as supervisor:
-                    supervisor.start()
-                    answers = supervisor.wait()
-                    seconds = time.perf_counter() - started_s
-                logs = supervisor.logs
-        finally:
-            os.close(call)
-        notes = {"backend": placement.backend, "device": placement.device.value, "world_size": str(size)}
-        return Run(
-            results=[result for result, _ in answers],
-            logs=logs,
-            record=Record(
-                ranks=tuple(record for _, record in answers), notes=notes | {"hosts": f"{self.num_hosts} namespaces"}
-            ),
-            world_size=size,
-            backend=placement.backend,
-            device=placement.device.value,
-            device_reason=f"{self.num_hosts} hosts of network namespaces",
-            seconds=seconds,
-            cores=cores,
-            num_threads=threads,
+        if isinstance(ranks_per_host, bool) or not isinstance(ranks_per_host, int) or ranks_per_host < 1:
+            raise InvalidInputError.because(
+                "ranks_per_host", ranks_per_host, "is a whole number from 1 on", "use ranks_per_host=1"
+            )
+        homes = [self._home(rank, ranks_per_host) for rank in range(self.num_hosts * ranks_per_host)]
+        return launch_at(
+            homes.__getitem__,
+            fn,
+            args,
+            kwargs,
+            world_size=len(homes),
+            device="cpu",
+            timeout_s=timeout_s,
+            seed=seed,
+            where=f"{self.num_hosts} hosts of network namespaces",
         )
+
+    def _home(self, rank: int, ranks_per_host: int) -> Home:
+        machine = self._machine(rank // ranks_per_host)
+        local = {"LOCAL_RANK": str(rank % ranks_per_host), "LOCAL_WORLD_SIZE": str(ranks_per_host)}
+        return Home(namespaces.paths(machine.pid, self._in_user_namespace), NETWORK_ENV | local)
 
     def limit(self, bandwidth_bytes_per_s: float, host: int | None = None) -> None:
         """Set the bandwidth of one host's cable, or of all, in both directions, from now on."""
@@ -273,11 +239,6 @@ class Hosts:
                 "host", host, f"is not one of the {self.num_hosts} hosts", f"use 0 to {self.num_hosts - 1}"
             )
         return host
-
-
-def _environment(rank: int, world_size: int, ranks_per_host: int, placement: Placement) -> dict[str, str]:
-    local = {"LOCAL_RANK": str(rank % ranks_per_host), "LOCAL_WORLD_SIZE": str(ranks_per_host)}
-    return rank_environment(dict(os.environ), rank, world_size, placement) | NETWORK_ENV | local
 
 
 def _checked_bandwidth(value: float) -> float:

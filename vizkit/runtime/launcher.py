@@ -10,7 +10,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vizkit.errors import InvalidInputError, RunStoppedError
@@ -65,6 +66,46 @@ def launch(
     >>> launch(add_up, world_size=2).results
     [1.0, 1.0]
     """
+    return launch_at(
+        lambda rank: HERE,
+        fn,
+        args,
+        kwargs,
+        world_size=world_size,
+        device=device,
+        timeout_s=timeout_s,
+        seed=seed,
+        sample_memory=sample_memory,
+        live=live,
+    )
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a rank lives, if not beside this process: namespaces to join, and what its environment says about them."""
+
+    namespaces: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+HERE = Home()
+
+
+def launch_at(
+    home_of: Callable[[int], Home],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    world_size: int,
+    device: str,
+    timeout_s: float,
+    seed: int | None,
+    sample_memory: bool = False,
+    live: bool | LiveView = False,
+    where: str = "",
+) -> Run:
+    """`launch` with a home for each rank; `where` describes the homes in the run's notes."""
     started_s = time.perf_counter()
     size = checked_world_size(world_size)
     _check(fn, timeout_s, seed)
@@ -78,6 +119,7 @@ def launch(
     call = transport.pack_call(fn, args, kwargs)
     try:
         with rendezvous() as store_path:
+            homes = [home_of(rank) for rank in range(size)]
             setups = [
                 Setup(
                     rank=rank,
@@ -89,10 +131,11 @@ def launch(
                     seed=None if seed is None else int(seed),
                     num_threads=threads,
                     sample_memory=sample_memory,
-                    environment=rank_environment(dict(os.environ), rank, size, placement),
+                    environment=rank_environment(dict(os.environ), rank, size, placement) | dict(home.environment),
+                    namespaces=home.namespaces,
                     live=view is not None,
                 )
-                for rank in range(size)
+                for rank, home in enumerate(homes)
             ]
             with Supervisor(births, setups, call, view) as supervisor:
                 supervisor.start()
@@ -102,6 +145,7 @@ def launch(
     finally:
         os.close(call)
     notes = {"backend": placement.backend, "device": placement.device.value, "world_size": str(size)}
+    notes |= {"hosts": where} if where else {}
     is_whole = all(record is not None for _, record in answers)
     run = Run(
         results=[result for result, _ in answers],
@@ -110,7 +154,7 @@ def launch(
         world_size=size,
         backend=placement.backend,
         device=placement.device.value,
-        device_reason=placement.reason,
+        device_reason=where or placement.reason,
         seconds=seconds,
         cores=cores,
         num_threads=threads,
