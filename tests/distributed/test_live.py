@@ -155,6 +155,8 @@ class Broken(Watcher):
     def show(self, state: LiveState) -> None:
         if self.where == "show":
             raise TypeError("no such widget")
+        if self.where == "stop_wanted":
+            del self.stop_wanted
 
     def close(self, summary: LiveSummary) -> None:
         if self.where == "close":
@@ -162,7 +164,12 @@ class Broken(Watcher):
 
 
 @pytest.mark.parametrize(
-    ("where", "trouble"), [("show", "TypeError: no such widget"), ("close", "OSError: the page is gone")]
+    ("where", "trouble"),
+    [
+        ("show", "TypeError: no such widget"),
+        ("close", "OSError: the page is gone"),
+        ("stop_wanted", "AttributeError: 'Broken' object has no attribute 'stop_wanted'"),
+    ],
 )
 def test_a_view_that_raises_does_not_harm_the_run(where: str, trouble: str):
     """The run goes on unwatched, and its summary says why."""

@@ -243,17 +243,32 @@ def test_the_panel_sends_only_what_has_changed_and_ends_as_text(monkeypatch: pyt
     monkeypatch.setattr(live_panel, "display", lambda widget, display_id: Handle())
     before = set(_instances)
     panel = LivePanel()
+    panel.show(state())
     sent: list[str] = []
     for name in ("alert", "body"):
         getattr(panel, name).observe(lambda change, name=name: sent.append(name), "value")
     panel.show(state())
-    panel.show(state())
     panel.show(state(done=35))
-    assert sent == ["alert", "body", "body"]
+    panel.show(state(done=36, slow=()))
+    assert sent == ["body", "alert", "body"]
     assert not panel.stop_wanted
     panel.stop.pressed = True
     assert panel.stop_wanted
     panel.close(summary())
+    assert shown == [{"text/plain": str(summary())}]
+    assert set(_instances) == before
+
+
+def test_a_run_that_was_over_at_once_has_no_panel(monkeypatch: pytest.MonkeyPatch):
+    """Nothing was shown: the summary is displayed, and no widget is made."""
+    from ipywidgets.widgets.widget import _instances
+
+    from vizkit.widgets import live_panel
+
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr(live_panel, "display", lambda words, raw: shown.append(words))
+    before = set(_instances)
+    LivePanel().close(summary())
     assert shown == [{"text/plain": str(summary())}]
     assert set(_instances) == before
 

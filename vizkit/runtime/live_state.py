@@ -37,6 +37,8 @@ class WaitNow:
 class RankNow:
     """One rank: `step_s` and `own_s` are medians over its latest steps, the second without its waits for others.
 
+    Both are the host's time: where it only queues work for a GPU, `own_s` tells little about the GPU.
+
     `posted_bytes` is the payload of all communications that it has posted, `memory_bytes` its resident memory
     (shared pages included), None where the system does not tell.
     """

@@ -30,7 +30,7 @@ class LiveWatch:
     """Shows `view` the ranks of one launch; whatever the view raises ends the view and not the run."""
 
     def __init__(self, view: LiveView, board: Board, live: LiveBoard, world_size: int) -> None:
-        self._view: LiveView | None = view
+        self._view = view
         self._board = board
         self._live = live
         self._size = world_size
@@ -55,23 +55,26 @@ class LiveWatch:
             wait = self._board.wait_of(rank)
             if wait != self._waits[rank][0]:
                 self._waits[rank] = wait, now
-        if now - self._shown_s >= REFRESH_S and self._view is not None:
+        if now - self._shown_s >= REFRESH_S and not self._trouble:
             self._shown_s = now
             self.refresh(pids)
 
     def refresh(self, pids: Sequence[int | None]) -> None:
         """Shows what there is to see at this moment."""
         try:
-            state = self._state(pids)
-            if self._view is not None:
-                self._view.show(state)
+            self._view.show(self._state(pids))
             self._looks += 1
         except Exception as error:
-            self._view, self._trouble = None, f"{type(error).__name__}: {error}"
+            self._trouble = _said(error)
 
     @property
     def is_stop_wanted(self) -> bool:
-        return self._view is not None and bool(self._view.stop_wanted)
+        """Whether somebody has pressed Stop."""
+        try:
+            return bool(self._view.stop_wanted)
+        except Exception as error:
+            self._trouble = _said(error)
+            return False
 
     def ask_to_stop(self) -> float:
         """Tell the ranks after which step to stop; returns the seconds that this may take."""
@@ -90,11 +93,10 @@ class LiveWatch:
     def close(self) -> LiveSummary:
         """The end: the view is left with the summary."""
         summary = self._summary()
-        if self._view is not None:
-            try:
-                self._view.close(summary)
-            except Exception as error:
-                return replace(summary, trouble=f"{type(error).__name__}: {error}")
+        try:
+            self._view.close(summary)
+        except Exception as error:
+            return replace(summary, trouble=self._trouble or _said(error))
         return summary
 
     # ---- what there is to see --------------------------------------------------------------------------------------
@@ -176,19 +178,20 @@ class LiveWatch:
         own_s = [[step.own_s for step in of_rank if first <= step.number <= last] for of_rank in steps]
         slow = slow_ranks(own_s)
         for found in slow:
-            episode = self._episodes.get(found.rank)
-            worst = max(episode.worst, found, key=lambda slow: slow.ratio) if episode else found
-            begin = episode.first_step if episode else max(first, last - found.steps + 1)
-            self._episodes[found.rank] = SlowEpisode(begin, last, worst)
-        for rank in self._episodes.keys() - {found.rank for found in slow}:
-            self._past.append(self._episodes.pop(rank))
+            episode = SlowEpisode(max(first, last - found.steps + 1), last, found)
+            before = self._episodes.get(found.rank)
+            if before and episode.first_step - before.last_step > 1:
+                self._past.append(before)
+            elif before:
+                worst = max(before.worst, found, key=lambda slow: slow.ratio)
+                episode = SlowEpisode(before.first_step, last, worst)
+            self._episodes[found.rank] = episode
         return slow
 
     def _summary(self) -> LiveSummary:
         self._gather_curves()
         steps = [self._live.last_steps(rank) for rank in range(self._size)]
-        if self._size > 1:
-            self._slow_now([of_rank[-WINDOW:] for of_rank in steps])
+        self._slow_now([of_rank[-WINDOW:] for of_rank in steps])
         done, total, label = self._progress()
         return LiveSummary(
             progress=f"{label or 'step'} {done}" + (f" of {total}" if total else ""),
@@ -209,6 +212,10 @@ def watch_of(view: LiveView, board: Board, board_file: int, world_size: int) -> 
     """The watch over a launch whose board stands in the file `board_file`; makes room there for what ranks tell."""
     add_live_records(world_size, board_file)
     return LiveWatch(view, board, LiveBoard(board_file, world_size), world_size)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def thinned(points: tuple[Point, ...]) -> tuple[Point, ...]:

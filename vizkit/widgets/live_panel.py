@@ -28,13 +28,17 @@ class LivePanel:
     """
 
     def __init__(self) -> None:
-        self.stop = StopButton()
         self.stop_wanted = False
+        self._handle: Any = None
+
+    def _open(self) -> None:
+        """Only once there is something to show: a run that does not begin leaves no panel."""
+        self.stop = StopButton()
         self.stop.observe(self._pressed, "pressed")
         self.alert, self.body = ipywidgets.HTML(), ipywidgets.HTML()
         style = ipywidgets.HTML(live_html.STYLE)
         self.panel = ipywidgets.VBox([style, self.stop, self.alert, self.body])
-        self._handle: Any = display(self.panel, display_id=True)
+        self._handle = display(self.panel, display_id=True)
         heard_while_a_cell_runs(self.stop)
 
     def _pressed(self, change: dict[str, Any]) -> None:
@@ -43,11 +47,17 @@ class LivePanel:
         self.stop.send("heard")
 
     def show(self, state: LiveState) -> None:
+        if self._handle is None:
+            self._open()
         self.alert.value = live_html.alert(state)  # a value that is the same is not sent
         self.body.value = live_html.body(state)
 
     def close(self, summary: LiveSummary) -> None:
-        self._handle.update({"text/plain": str(summary)}, raw=True)
+        words = {"text/plain": str(summary)}
+        if self._handle is None:
+            display(words, raw=True)
+            return
+        self._handle.update(words, raw=True)
         for widget in (*self.panel.children, self.panel):
             for part in (getattr(widget, "style", None), widget.layout, widget):  # each is a model of its own
                 if part is not None:
