@@ -45,6 +45,7 @@ CONTAINER = thing(
     name={"const": "pytorch"},  # the operator looks for this one
     image=TEXT,
     command={"type": "array", "items": {"type": "string"}, "minItems": 1},
+    env={"type": "array", "items": thing("name value", name=TEXT, value=TEXT)},
     resources=thing("limits", limits={"type": "object", "additionalProperties": {"type": ["integer", "string"]}}),
     volumeMounts={"type": "array", "items": thing("name mountPath", name=TEXT, mountPath={"pattern": "^/"})},
 )
@@ -225,3 +226,9 @@ def test_the_command_line_writes_both(tmp_path: Path, capsys: pytest.CaptureFixt
         "train:main", image="registry/train:1", nodes=4, ranks_per_node=2, arguments=["lr=0.1"]
     )
     assert f"submit it with sbatch {script}" in capsys.readouterr().out
+
+
+def test_a_node_that_comes_back_is_let_in() -> None:
+    """torch 2.13 shares the meeting point's store with the ranks, and an agent that joins later waits in vain."""
+    texts = slurm("train:main"), pytorch_job("train:main", image="registry/train:1")
+    assert all("TORCH_DISABLE_SHARE_RDZV_TCP_STORE" in text for text in texts)
