@@ -84,6 +84,15 @@ def test_other_links_need_no_other_run(table: vt.Comparison) -> None:
     assert flat.runs is table.runs
 
 
+def test_two_tables_are_one_if_they_were_replayed_alike(table: vt.Comparison) -> None:
+    """Rows and runs of both, in order."""
+    both = table + table.replayed()
+    assert [row.name for row in both.rows] == 2 * [row.name for row in table.rows]
+    assert both.runs == table.runs + table.runs
+    with pytest.raises(vk.InvalidInputError, match="replay one like the other"):
+        table + table.replayed(links=Links(FAST, FAST, 2))
+
+
 def test_the_table_reads_as_text_and_as_a_frame(table: vt.Comparison) -> None:
     """A line a tuning, bytes of one batch, and whether they are the formula's."""
     lines = str(table).splitlines()

@@ -123,6 +123,14 @@ class Comparison:
             rows.append(replace(row, batch_s=batch_s, exposed_s=exposed_s))
         return replace(self, links=links, durations=given, rows=tuple(rows))
 
+    def __add__(self, other: Comparison) -> Comparison:
+        """One table of both; raises `InvalidInputError` where they were replayed differently."""
+        for name in ("links", "durations"):
+            if (mine := getattr(self, name)) != (theirs := getattr(other, name)):
+                raise InvalidInputError.because(name, str(theirs), f"differ from {mine}", "replay one like the other")
+        runs, tunings, rows = self.runs + other.runs, self.tunings + other.tunings, self.rows + other.rows
+        return replace(self, runs=runs, tunings=tunings, rows=rows)
+
     def to_frame(self) -> pd.DataFrame:
         """A pandas table with one row a tuning; bytes and seconds for one global batch."""
         import pandas as pd
