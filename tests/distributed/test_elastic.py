@@ -19,6 +19,7 @@ from tests.processes import MARK, new_mark, processes_with, stop, wait_until_gon
 from vizkit.formats.rank_folder import read_run
 from vizkit.runtime.hosts import Hosts, hosts_problem
 
+needs_hosts = pytest.mark.skipif(hosts_problem() is not None, reason=f"no hosts of namespaces: {hosts_problem()}")
 STEPS, DIES_AFTER, PAUSE_S = 16, 4, 0.15
 DOWN_S = 1.0
 WITHIN_S = 150
@@ -58,7 +59,7 @@ def uninterrupted_loss(folder: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(hosts_problem() is not None, reason=f"no hosts of namespaces: {hosts_problem()}")
+@needs_hosts
 def test_a_killed_node_comes_back_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """Power cut on host1: host0 waits for it, both load the checkpoint, and the loss is that of a run in one piece."""
     environment, command = ENVIRONMENT, torchrun(tmp_path, *nodes("2"))
@@ -72,6 +73,22 @@ def test_a_killed_node_comes_back_and_the_run_goes_on_from_its_checkpoint(tmp_pa
         agents[1] = hosts.popen(1, command, env=environment)
         assert [agent.wait(WITHIN_S) for agent in agents] == [0, 0]
     check_interrupted_run(tmp_path, done_before, DOWN_S)
+
+
+@pytest.mark.slow
+@needs_hosts
+def test_the_run_goes_on_without_a_node_that_stays_away(tmp_path: Path) -> None:
+    """With --nnodes 1:2 the world shrinks to one rank, which has each step's whole batch: the same loss, rounded."""
+    command = torchrun(tmp_path, *nodes("1:2"))
+    with Hosts(2) as hosts:
+        agents = [hosts.popen(host, command, env=ENVIRONMENT) for host in range(2)]
+        wait_until(lambda: steps_done(tmp_path) >= DIES_AFTER, "the step after which host1 dies", agents)
+        hosts.kill(1)
+        assert agents[0].wait(WITHIN_S) == 0
+    run = read_run(tmp_path / "traces")
+    assert run.attempts[-1].world_size == 1
+    assert run.results[0]["first"] >= DIES_AFTER
+    assert run.results[0]["loss"] == pytest.approx(uninterrupted_loss(tmp_path / "in one piece"), abs=1e-5)
 
 
 @pytest.mark.slow
