@@ -12,6 +12,7 @@ import ipywidgets
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from plotly.basedatatypes import Undefined
 
 import vizkit as vk
 from tests.unit.test_figures_page import LOADING, Page
@@ -132,9 +133,21 @@ class TestWidget:
         changed = []
         widget._send_update_msg = lambda restyle_data, relayout_data, **_: changed.append((restyle_data, relayout_data))
         redraw(widget, before, after)
-        ((restyled, relaid),) = changed
-        assert not {"type", "orientation", "name", "hovertemplate"} & set(restyled)
-        assert not {"margin", "legend", "yaxis"} & {key.split(".")[0] for key in relaid}
+        restyled = {name for styles, _ in changed for name in styles}
+        relaid = {name.split(".")[0] for _, layout in changed for name in layout}
+        assert not {"type", "orientation", "name", "hovertemplate"} & restyled
+        assert not {"margin", "legend", "yaxis"} & relaid
+
+    def test_a_property_goes_only_to_traces_that_change_it(self):
+        """Plotly's widget drops a property, in the page, from traces of a message in which only others change it."""
+        before = {"data": [{"type": "bar", "name": name, "x": [1], "y": [2]} for name in "ab"], "layout": {}}
+        after = {"data": [{**before["data"][0], "x": [3]}, {**before["data"][1], "x": [3], "y": [4]}], "layout": {}}
+        widget = go.FigureWidget(before)
+        sent = []
+        widget._send_update_msg = lambda restyle_data, relayout_data, trace_indexes=None, **_: sent.append(restyle_data)
+        redraw(widget, before, after)
+        assert [trace.y for trace in widget.data] == [(2,), (4,)]
+        assert not any(value is Undefined for styles in sent for values in styles.values() for value in values)
 
     def test_a_refusal_keeps_the_last_picture_and_says_the_nearest_sizes(self):
         """DualPipe needs an even number of microbatches, at least twice the ranks."""
