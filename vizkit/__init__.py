@@ -65,6 +65,9 @@ _HOME_OF = {
     "FindingKind": "findings",
     "fingerprint": "runtime.fingerprints",
     "log": "runtime.progress",
+    "export": "exporting",
+    "read_run": "formats.rank_folder",
+    "save_run": "runtime.saving",
     "track_memory": "runtime.tensor_memory",
     "mesh_map": "figures.mesh_map",
     "sharding_map": "figures.sharding_map",
@@ -81,6 +84,8 @@ _HOME_OF = {
     "check": "exercises",
 }
 _MODULES = (
+    "balance",
+    "cluster_files",
     "collectives",
     "exercises",
     "figures",

@@ -41,6 +41,17 @@ CONTRACT = (
     "RanksStuckError",
     "fitness",
     "check",
+    "plan",
+    "predict",
+    "hardware",
+    "plan_figure",
+    "diagnose",
+    "fingerprint",
+    "log",
+    "export",
+    "read_run",
+    "save_run",
+    "cluster_files",
 )
 
 
