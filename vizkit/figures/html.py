@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -46,7 +46,7 @@ def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None, s
         figures="\n".join(
             [*_words(title, sections), *(figure_section(figure, number) for number, figure in enumerate(figures))]
         ),
-        plotly=get_plotlyjs().replace("</script", "<\\/script"),
+        plotly=plotly_script().replace("</script", "<\\/script"),
         player=(PAGE_ASSETS / "player.js").read_text(encoding="utf-8"),
     )
 
@@ -68,6 +68,18 @@ def _words(title: str | None, sections: Words) -> list[str]:
         f'<section class="words"><h2>{html.escape(name)}</h2>\n<pre class="summary">{html.escape(text)}</pre></section>'
         for name, text in sections
     ]
+
+
+def plotly_script() -> str:
+    """The source of plotly.js, about 5 MB: what a page needs to draw."""
+    return str(get_plotlyjs())
+
+
+def saved_section(content: Mapping[str, Any], number: int) -> str:
+    """The section of a figure as a notebook saved it: Plotly's JSON with data, layout and frames."""
+    return figure_section(
+        go.Figure({key: content[key] for key in ("data", "layout", "frames") if key in content}), number
+    )
 
 
 def figure_section(fig: go.Figure, number: int) -> str:

@@ -90,10 +90,11 @@ def plan_picture(plan: Plan, *, chosen: int = 1, title: str | None = None) -> di
         "margin": {"l": 90, "r": 20, "t": 80, "b": 100},
         "xaxis": {**_LOG_AXIS, "title": {"text": "memory of the fullest device (GB, log scale)"}, "anchor": "y"},
         "yaxis": {**_LOG_AXIS, "title": {"text": "step (s, log scale)"}, "domain": [1 - SCATTER_PX / area, 1]},
-        "xaxis2": {**AXIS_STYLE, "title": {"text": "one step (s, ideal clock)"}, "anchor": "y2"},
+        "xaxis2": {**AXIS_STYLE, "type": "linear", "title": {"text": "one step (s, ideal clock)"}, "anchor": "y2"},
         "yaxis2": {
             **AXIS_STYLE,
             "domain": [0, bars_px / area],
+            "type": "linear",  # else whole numbers may be taken for names
             "autorange": "reversed",
             "showgrid": False,
             "tickvals": list(range(1, len(shown) + 1)),

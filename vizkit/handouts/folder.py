@@ -8,9 +8,9 @@ from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
-from plotly.offline import get_plotlyjs
 
 from vizkit.errors import InvalidInputError
+from vizkit.figures.html import plotly_script
 from vizkit.handouts.pages import PLOTLY_FILE, Page, page_of, whole_page
 
 FIRST_PAGE = "index.html"
@@ -38,7 +38,7 @@ def write_handouts(
     if target.exists() and not target.is_dir():
         raise InvalidInputError.because("out", str(target), "is a file", "name a folder to write to")
     target.mkdir(parents=True, exist_ok=True)
-    (target / PLOTLY_FILE).write_text(get_plotlyjs(), encoding="utf-8")
+    (target / PLOTLY_FILE).write_text(plotly_script(), encoding="utf-8")
     names = {file.stem for file in files}
     pages, unreadable = [], []
     for file in files:

@@ -11,13 +11,12 @@ from string import Template
 from typing import Any
 
 import nbformat
-import plotly.graph_objects as go
 from latex2mathml.converter import convert as as_mathml
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
-from vizkit.figures.html import PAGE_ASSETS, figure_section
+from vizkit.figures.html import PAGE_ASSETS, saved_section
 
 _TEMPLATES = Path(__file__).parent / "template"
 _FIGURE = "application/vnd.plotly.v1+json"
@@ -91,8 +90,7 @@ class _Sections:
 
     def of(self, content: dict[str, Any]) -> str:
         self.count += 1
-        figure = go.Figure({key: content[key] for key in ("data", "layout", "frames") if key in content})
-        return figure_section(figure, self.count)
+        return saved_section(content, self.count)
 
 
 def _shown(cell: NotebookNode, sections: _Sections) -> NotebookNode:
