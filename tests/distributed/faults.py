@@ -173,7 +173,7 @@ PLANTS = (
     Plant("layer-wise", pipeline, {"microbatches": 1, "steps": 3}, 3, PIPELINE, (K.SERIAL_TRANSFER,)),
     Plant("server, one by one", parameter_server, {}, 4, {"link": SLOW}, (K.SERIAL_TRANSFER, K.EXPOSED_COMMUNICATION)),
     Plant("server, broadcast", parameter_server, {"asks_all_at_once": True}),
-    Plant("a loader sleeps", measured, {"load_s": 0.03}, 2, REAL, (K.STARVED_LOADER,)),
+    Plant("a loader sleeps", measured, {"load_s": 0.2}, 2, REAL, (K.STARVED_LOADER,)),
     Plant("2 ranks on 1 core", measured, {"one_core": True}, 2, REAL, (K.OVERSUBSCRIBED_CORES,), cores=1),
     Plant("real work, clean", measured, {}, 2, REAL, cores=2),
 )
