@@ -331,7 +331,7 @@ def test_replay_time_grows_no_faster_than_the_record() -> None:
 
 
 def test_an_inner_span_that_posts_comes_after_what_the_outer_one_computed() -> None:
-    """A hook of 3 s in a backward of 6 s: all of the backward, a second of the hook, its first all-reduce, and so on."""
+    """A hook of 3 s in a backward of 6 s: all of the backward, a second of the hook, its first all-reduce, and on."""
     steps: list[Step] = [("open", "B"), ("open", "compute")]
     for name in "ab":
         steps += [("post", name, "all_reduce"), ("wait", name)]
