@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
 
 from vizkit.errors import InvalidInputError
-from vizkit.sizes import is_number, is_whole, whole_number
+from vizkit.sizes import is_finite, is_whole, whole_number
 
 
 def proportional_shares(total: int, speeds: Sequence[float], *, minimum: int = 0) -> list[int]:
@@ -78,9 +79,16 @@ def balanced_stages(costs: Sequence[float], num_stages: int, speeds: Sequence[fl
 def _shares(total: int, speeds: Sequence[Fraction]) -> list[int]:
     whole = sum(speeds)
     shares = [math.floor(total * speed / whole) for speed in speeds]
+
+    def turn(rank: int) -> tuple[Fraction, Fraction, int]:
+        return (shares[rank] + 1) / speeds[rank], shares[rank] / speeds[rank], rank
+
+    turns = [turn(rank) for rank in range(len(speeds))]
+    heapq.heapify(turns)
     for _ in range(total - sum(shares)):
-        first = min(range(len(speeds)), key=lambda r: ((shares[r] + 1) / speeds[r], shares[r] / speeds[r], r))
+        *_, first = turns[0]
         shares[first] += 1
+        heapq.heapreplace(turns, turn(first))
     return shares
 
 
@@ -109,6 +117,10 @@ def _bounds(costs: Sequence[float], speeds: Sequence[float]) -> list[int]:
     for speed in reversed(speeds):
         value, _ = best(value, speed, max, math.inf)
     limit = value[0] * (1 + 1e-12)
+    if not limit * limit * len(speeds) < math.inf:
+        raise InvalidInputError.because(
+            "costs", max(costs), "is more for one stage than can be counted with", "use a larger unit"
+        )
     value, choices = nothing_left, []
     for speed in reversed(speeds):
         value, ends = best(value, speed, lambda time, rest: time * time + rest, limit)
@@ -150,10 +162,13 @@ def _not_negative(name: str, values: Iterable[float]) -> list[float]:
 def _numbers(
     name: str, values: Iterable[float], allowed: Callable[[float], bool], rule: str, remedy: str
 ) -> list[float]:
-    given = list(values)
+    try:
+        given = list(() if isinstance(values, Mapping) else values)
+    except TypeError:
+        given = []
     if not given:
-        raise InvalidInputError.because(name, given, "has no number", "give one for each")
+        raise InvalidInputError.because(name, values, "has no number", "give one for each")
     for index, value in enumerate(given):
-        if not (is_number(value) and math.isfinite(value) and allowed(value)):
+        if not (is_finite(value) and allowed(value)):
             raise InvalidInputError.because(f"{name}[{index}]", value, rule, remedy)
     return [float(value) for value in given]

@@ -9,7 +9,7 @@ import numpy as np
 
 from vizkit.errors import InvalidInputError
 from vizkit.hardware import Link
-from vizkit.sizes import whole_number
+from vizkit.sizes import is_whole, whole_number
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Links:
         for name in ("inside", "between"):
             if not isinstance(link := getattr(self, name), Link):
                 raise InvalidInputError.because(name, link, "must be a vk.Link", "use vk.Link(20e-6, 10e9)")
-        whole_number("ranks_per_node", self.ranks_per_node)
+        object.__setattr__(self, "ranks_per_node", whole_number("ranks_per_node", self.ranks_per_node))
         fast, slow = self.inside, self.between
         if fast.latency_s > slow.latency_s or fast.bandwidth_bytes_per_s < slow.bandwidth_bytes_per_s:
             raise InvalidInputError.because(
@@ -46,6 +46,9 @@ class Links:
         In each step of a ring some message takes that link, so that a ring's time by it is exact; for a tree, which
         takes it in some steps only, it is a bound from above.
         """
+        whole = isinstance(ranks, (Sequence, np.ndarray)) and all(is_whole(rank) and rank >= 0 for rank in ranks)
+        if not whole:
+            raise InvalidInputError.because("ranks", ranks, "must be numbers of ranks, from 0 on", "use ranks=[0, 1]")
         return self.inside if len({rank // self.ranks_per_node for rank in ranks}) <= 1 else self.between
 
     def crossing_bytes(self, wire_bytes: np.ndarray) -> int:
@@ -54,8 +57,20 @@ class Links:
         >>> Links(Link(), Link(), ranks_per_node=2).crossing_bytes(np.ones((4, 4), int))
         8
         """
-        node = np.arange(len(wire_bytes)) // self.ranks_per_node
-        return int(wire_bytes[node[:, None] != node[None, :]].sum())
+        numbers = np.asarray(wire_bytes)
+        if numbers.ndim != 2 or len(set(numbers.shape)) != 1 or numbers.dtype.kind not in "iuf":
+            raise InvalidInputError.because(
+                "wire_bytes",
+                wire_bytes,
+                "must have a row and a column of bytes for each rank",
+                "use vk.metrics.traffic(trace).wire_bytes",
+            )
+        if not (np.isfinite(numbers) & (numbers >= 0)).all():
+            raise InvalidInputError.because(
+                "wire_bytes", numbers.min(), "must be finite and not negative", "use bytes from 0 on"
+            )
+        node = np.arange(len(numbers)) // self.ranks_per_node
+        return int(numbers[node[:, None] != node[None, :]].sum())
 
     def __str__(self) -> str:
         return f"{self.inside} inside nodes of {self.ranks_per_node}, {self.between} between them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import gcd
 from typing import Any, TypeGuard
 
@@ -63,7 +64,7 @@ def not_negative(name: str, value: object, remedy: str) -> float:
     >>> not_negative("num_params", np.float32(0.5), "use 7.5e9 or such")
     0.5
     """
-    if is_number(value) and 0 <= value < float("inf"):
+    if is_finite(value) and value >= 0:
         return value.item() if isinstance(value, np.number) else value
     raise InvalidInputError.because(name, value, "must be finite and not negative", remedy)
 
@@ -84,6 +85,15 @@ def number_width(name: str, value: object) -> float:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a real number by its type, of Python or numpy, and no bool."""
     return is_whole(value) or isinstance(value, (float, np.floating))
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether it is a number that a float can hold, and neither infinite nor undefined.
+
+    >>> is_finite(10**308), is_finite(10**309), is_finite(float("nan")), is_finite(True)
+    (True, False, False, False)
+    """
+    return is_number(value) and abs(value.item() if isinstance(value, np.number) else value) <= sys.float_info.max
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vizkit.errors import InvalidInputError
-from vizkit.sizes import whole_number
+from vizkit.sizes import is_whole, whole_number
 
 __all__ = ["pytorch_job", "slurm"]
 
 _HERE = Path(__file__).parent
-_TARGET = re.compile(r"[\w.]+:[\w.]+")
-_TIME = re.compile(r"(\d+-)?\d+:\d{2}:\d{2}")
+_TIME = re.compile(r"(\d+-)?\d+:[0-5]\d:[0-5]\d", re.ASCII)
 _RENDEZVOUS_PORT = 29500
 
 
@@ -52,10 +51,11 @@ def slurm(
     """
     least = _shape(target, nodes, ranks_per_node, min_nodes, max_restarts)
     gpus = _gpus(gpus_per_node, ranks_per_node)
-    if not _TIME.fullmatch(time_limit):
+    if not _TIME.fullmatch(_word("time_limit", time_limit)):
         raise InvalidInputError.because(
             "time_limit", time_limit, "is no time that sbatch takes", "write hours:minutes:seconds, such as 01:00:00"
         )
+    words = _words(arguments)
     is_elastic = least < nodes
     return _filled(
         "slurm.sbatch",
@@ -71,10 +71,10 @@ def slurm(
         srun_options="--no-kill " if is_elastic else "",
         node_range=f"{least}:{nodes}" if is_elastic else nodes,
         port=_RENDEZVOUS_PORT,
-        max_restarts=max_restarts,
+        max_restarts=int(max_restarts),
         device="cuda" if gpus else "cpu",
-        trace=shlex.quote(trace),
-        arguments=f" -- {shlex.join(arguments)}" if arguments else "",
+        trace=shlex.quote(_folder(trace)),
+        arguments=f" -- {shlex.join(words)}" if words else "",
     )
 
 
@@ -101,15 +101,15 @@ def pytorch_job(
     """
     least = _shape(target, nodes, ranks_per_node, min_nodes, max_restarts)
     gpus = _gpus(gpus_per_node, ranks_per_node)
-    if not image or re.search(r"\s", image):
+    if re.search(r"\s", _word("image", image)) or not image:
         raise InvalidInputError.because(
             "image", image, "is no container image", "name one that holds torch, vizkit and the module: --image NAME"
         )
-    if not trace.startswith("/"):
+    if not _folder(trace).startswith("/"):
         trace = f"/{trace}"  # where a volume is mounted is absolute
-    name = _name(target)
+    name, words = _name(target), _words(arguments)
     command = ["torchrun", "-m", "vizkit", "run", target, "--device", "cuda" if gpus else "cpu"]
-    command += ["--trace", f"{trace}/{name}", *(["--", *arguments] if arguments else [])]
+    command += ["--trace", f"{trace}/{name}", *(["--", *words] if words else [])]
     return _filled(
         "pytorch_job.yaml",
         target=target,
@@ -117,18 +117,19 @@ def pytorch_job(
         nodes=nodes,
         min_nodes=least,
         ranks_per_node=ranks_per_node,
-        max_restarts=max_restarts,
-        image=json.dumps(image),
-        command=json.dumps(command),
+        max_restarts=int(max_restarts),
+        image=_quoted(image),
+        command=_quoted([word.replace("$", "$$") for word in command]),  # Kubernetes fills in $(NAME)
         limits=json.dumps({"nvidia.com/gpu": gpus} if gpus else {"cpu": ranks_per_node}),
-        trace=json.dumps(trace),
-        volume_claim=json.dumps(volume_claim),
+        trace=_quoted(trace),
+        volume_claim=_quoted(_folder(volume_claim, "volume_claim")),
     )
 
 
 def _shape(target: str, nodes: int, ranks_per_node: int, min_nodes: int | None, max_restarts: int) -> int:
     """The fewest nodes with which the run goes on."""
-    if not _TARGET.fullmatch(target):
+    module, _, function = _word("target", target).partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
         raise InvalidInputError.because("target", target, "is no module:function", "write for instance train:main")
     whole_number("nodes", nodes)
     whole_number("ranks_per_node", ranks_per_node)
@@ -152,7 +153,35 @@ def _gpus(gpus_per_node: int | None, ranks_per_node: int) -> int:
 
 
 def _from_zero(name: str, value: int) -> int:
-    return 0 if value == 0 else whole_number(name, value)
+    return 0 if is_whole(value) and value == 0 else whole_number(name, value)
+
+
+def _word(name: str, value: object) -> str:
+    """A text that both kinds of file can hold."""
+    if isinstance(value, str) and "\0" not in value and value.isascii() | value.isprintable():
+        return value
+    raise InvalidInputError.because(name, value, "must be a text that can be printed", f"use {name}='…'")
+
+
+def _words(arguments: object) -> list[str]:
+    if isinstance(arguments, str) or not isinstance(arguments, Sequence):
+        raise InvalidInputError.because("arguments", arguments, "must be words in a list", "use arguments=['lr=0.1']")
+    return [_word(f"arguments[{index}]", word) for index, word in enumerate(arguments)]
+
+
+def _folder(value: object, name: str = "trace") -> str:
+    if not (text := _word(name, value)) or text.startswith("-"):
+        raise InvalidInputError.because(name, value, "is no name", f"use {name}='traces'")
+    return text
+
+
+def _quoted(value: object) -> str:
+    """As YAML reads it: JSON, but for characters over 16 bits, of which JSON makes two.
+
+    >>> _quoted(["a b", "\N{GRINNING FACE}"]).isascii()
+    False
+    """
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _name(target: str) -> str:
@@ -161,7 +190,7 @@ def _name(target: str) -> str:
     >>> _name("lessons.train_digits:main")
     'lessons-train-digits-main'
     """
-    return re.sub(r"[^a-z0-9]+", "-", target.lower()).strip("-")[:50].strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", target.lower()).strip("-")[:50].strip("-") or "vizkit"
 
 
 def _filled(template: str, **values: object) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from vizkit.errors import InvalidInputError, UnreadableTraceError
 from vizkit.formats import kineto
-from vizkit.formats.rank_folder import rank_files, read_run
+from vizkit.formats.rank_folder import as_path, rank_files, read_run
 from vizkit.formats.rows import rows
 from vizkit.trace import COLUMNS, KINDS, NONE, Clock, Counter, Role, Span, SpanKind, Trace
 
@@ -78,7 +78,7 @@ def read_trace(path: str | Path, *, partial: bool = False) -> Trace:
     `distributedInfo`, or 0 with a note. Raises `UnreadableTraceError` where there is no such file, it is cut off or no
     trace, a time makes no sense, or two files of a folder hold the same rank.
     """
-    path = Path(path)
+    path = as_path(path)
     if rank_files(path):
         return read_run(path, partial=partial).trace
     if not path.is_dir():

@@ -23,6 +23,7 @@ import numpy as np
 
 from vizkit import record as records
 from vizkit.errors import UnreadableTraceError
+from vizkit.memory_samples import CATEGORIES
 from vizkit.record import Event, RankRecord
 
 SUFFIX = ".jsonl.gz"
@@ -30,6 +31,8 @@ FORMAT = "vizkit rank"
 FORMAT_VERSION = 1
 _TAG = "event"
 _NAME = re.compile(r"rank(\d+)-attempt(\d+)")
+_LATEST_NS = 2**62
+"""Of what clocks show: the difference of two such times still has 64 bits."""
 
 
 class Outcome(enum.StrEnum):
@@ -127,6 +130,8 @@ def read_header(path: Path) -> Header:
 
 def read_rank_file(path: Path) -> RankFile:
     """The whole file; raises `UnreadableTraceError` where it is cut off, damaged, or no file of a rank."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise _unreadable(path, "is no file")
     try:
         lines = gzip.decompress(path.read_bytes()).split(b"\n")
     except (OSError, EOFError, zlib.error) as error:
@@ -141,7 +146,8 @@ def read_rank_file(path: Path) -> RankFile:
         fields = {name: msgspec.json.decode(value) for name, value in raw.items() if name != "record"}
         body = msgspec.convert({**fields, "record": None}, _BodyWithoutRecord)
         record = _record(raw["record"])
-    except (KeyError, TypeError, ValueError, msgspec.DecodeError) as error:
+        _check_record(record, header)
+    except (KeyError, TypeError, ValueError, OverflowError, msgspec.DecodeError) as error:
         raise _unreadable(path, f"holds a damaged record ({type(error).__name__}: {error})") from error
     return RankFile(path, header, Body(**{**_shallow(body), "record": record}))
 
@@ -151,12 +157,17 @@ def _header(path: Path, line: bytes) -> Header:
         known = msgspec.json.decode(line, type=dict[str, Any])
         if known.get("format") != FORMAT:
             raise ValueError(f"no {FORMAT!r} in its first line")
-        if known.get("version", 0) > FORMAT_VERSION:
+        header = msgspec.convert(known, Header)
+        if header.version > FORMAT_VERSION:
             raise UnreadableTraceError(
-                f"{path}: written by a newer vizkit (format {known['version']}, this one reads {FORMAT_VERSION}); "
+                f"{path}: written by a newer vizkit (format {header.version}, this one reads {FORMAT_VERSION}); "
                 "update vizkit"
             )
-        return msgspec.convert(known, Header)
+        if header.version < 1:
+            raise ValueError(f"there never was a format {header.version}")
+        if not 0 <= header.rank < header.world_size or header.attempt < 0:
+            raise ValueError(f"rank {header.rank} of {header.world_size}, attempt {header.attempt}")
+        return header
     except UnreadableTraceError:
         raise
     except (ValueError, msgspec.DecodeError) as error:
@@ -218,7 +229,24 @@ def _record(raw: msgspec.Raw) -> RankRecord:
     fields = _shallow(row)
     kinds = _event_kinds()
     events = tuple(kinds[type(event).__name__](**_shallow(event)) for event in fields["events"])
+    if (tensors := fields["tensors"]) is not None:  # without a sample, a list says nothing of its columns
+        num_bytes = tensors.num_bytes.reshape(len(tensors.wall_ns), len(CATEGORIES))
+        fields["tensors"] = dataclasses.replace(tensors, num_bytes=num_bytes)
     return RankRecord(**{**fields, "events": events})
+
+
+def _check_record(record: RankRecord, header: Header) -> None:
+    """Raises `ValueError` where parts of a record that are each well formed contradict each other."""
+    if record.rank != header.rank:
+        raise ValueError(f"it is of rank {record.rank}, and the first line of rank {header.rank}")
+    if record.end_ns < record.start_ns or record.end_wall_ns < record.start_wall_ns:
+        raise ValueError("it ends before it starts")
+    if len(record.memory_wall_ns) != len(record.memory_bytes):
+        raise ValueError(f"{len(record.memory_bytes)} sizes of memory at {len(record.memory_wall_ns)} times")
+    times = [record.start_ns, record.end_ns, record.start_wall_ns, record.end_wall_ns]
+    times += [time for event in record.events for time in (event.start_wall_ns, event.end_wall_ns)]
+    if max(map(abs, times)) >= _LATEST_NS:
+        raise ValueError(f"a time of {max(times, key=abs):.3g} ns")
 
 
 def _array(kind: type, value: Any) -> Any:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from vizkit.alignment import align, observed, on_common_clock, without_failed
-from vizkit.errors import UnreadableTraceError
+from vizkit.errors import InvalidInputError, UnreadableTraceError
 from vizkit.formats.gathered import Attempt, Ending, GatheredRun
 from vizkit.formats.rank_file import SUFFIX, Body, Outcome, RankFile, read_rank_file
 from vizkit.record import Record
 
+_MOST_NAMED = 100
+"""Of the missing ranks of an attempt; of the others only the number is said."""
 _READ_THE_REST = "partial=True (on the command line: --partial) reads what is there"
+
+
+def as_path(path: object) -> Path:
+    """`path` as a `Path`; raises `InvalidInputError` for what names no file."""
+    if isinstance(path, (str, os.PathLike)) and "\0" not in (text := os.fspath(path)):
+        return Path(text)
+    raise InvalidInputError.because("path", path, "names no file and no folder", "give a text or a pathlib.Path")
 
 
 def rank_files(path: str | Path) -> list[Path]:
     """The files of ranks in a folder, or `path` itself if it is one; none where there are none."""
-    path = Path(path)
+    path = as_path(path)
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.name.endswith(SUFFIX) and not file.name.startswith("."))
     return [path] if path.name.endswith(SUFFIX) and path.exists() else []
@@ -38,7 +49,7 @@ def read_run(path: str | Path, *, partial: bool = False, trust_hosts: bool = Tru
             f"{path}: no file of a rank (*{SUFFIX}) in it; give the folder named after --trace, or one to which the "
             "files of all nodes were copied"
         )
-    reading = _Reading(partial or not Path(path).is_dir())  # of one file nobody expects the other ranks
+    reading = _Reading(partial or not as_path(path).is_dir())  # of one file nobody expects the other ranks
     found = reading.of_one_run([file for path in files for file in reading.read(path)])
     attempts: dict[int, list[RankFile]] = defaultdict(list)
     for file in found:
@@ -120,14 +131,16 @@ class _Reading:
                 )
             else:
                 by_rank[header.rank] = file
-        for rank in range(world_size):
-            if rank not in by_rank:
-                self._lacks(
-                    folder,
-                    f"rank {rank} of {world_size} is missing (attempt {number})",
-                    "copy its file from the node where it ran",
-                    is_last,
-                )
+        missing = (rank for rank in range(world_size) if rank not in by_rank)
+        for rank in islice(missing, _MOST_NAMED):
+            self._lacks(
+                folder,
+                f"rank {rank} of {world_size} is missing (attempt {number})",
+                "copy its file from the node where it ran",
+                is_last,
+            )
+        if (unnamed := world_size - len(by_rank) - _MOST_NAMED) > 0:
+            self._lacks(folder, f"{unnamed:,} more ranks are missing (attempt {number})", "copy their files", is_last)
         finished = []
         for rank, file in sorted(by_rank.items()):
             body = file.body

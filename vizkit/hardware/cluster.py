@@ -49,7 +49,7 @@ class Cluster:
             raise InvalidInputError.because("device", self.device, "must be a vk.hardware.Device", "make one")
         for name in ("devices_per_node", "num_nodes", "links_between"):
             value = getattr(self, name)
-            if value is not None:
+            if not (value is None and name == "links_between"):
                 object.__setattr__(self, name, whole_number(name, value))
         for name in ("inside", "between"):
             if not isinstance(getattr(self, name), Link):

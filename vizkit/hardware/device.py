@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from vizkit.errors import InvalidInputError
-from vizkit.sizes import is_number
+from vizkit.sizes import is_finite, is_number
 from vizkit.units import bytes_text
 
 Size = TypeVar("Size", float, np.ndarray)
@@ -46,7 +45,7 @@ class Device:
             value = getattr(self, name)
             if name == "peak_32bit_flops_per_s" and value is None:
                 continue
-            if not (is_number(value) and 0 < value < math.inf):
+            if not (is_finite(value) and value > 0):
                 raise InvalidInputError.because(
                     name, value, "must be positive and finite", "use the data sheet's, such as 312e12 or 80e9"
                 )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from vizkit.errors import InvalidInputError
+from vizkit.sizes import is_finite, is_number
 from vizkit.units import bytes_text, seconds_text
 
 
@@ -26,17 +27,22 @@ class Link:
     bandwidth_bytes_per_s: float = 10e9
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+        if not (is_finite(self.latency_s) and self.latency_s >= 0):
             raise InvalidInputError.because(
                 "latency_s", self.latency_s, "must be finite and not negative", "use 0 for a link without latency"
             )
-        if not self.bandwidth_bytes_per_s > 0:
+        given = self.bandwidth_bytes_per_s
+        if not (is_number(given) and given > 0 and (is_finite(given) or given == math.inf)):
             raise InvalidInputError.because(
                 "bandwidth_bytes_per_s",
                 self.bandwidth_bytes_per_s,
                 "must be positive",
                 "use float('inf') for a link that only has latency",
             )
+        for name in ("latency_s", "bandwidth_bytes_per_s"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)):  # numpy's small integers would overflow later
+                object.__setattr__(self, name, float(value))
 
     def time_s(self, num_bytes: float) -> float:
         """Seconds that one message of `num_bytes` takes from end to end."""
