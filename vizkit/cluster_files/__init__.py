@@ -158,7 +158,7 @@ def _from_zero(name: str, value: int) -> int:
 
 def _word(name: str, value: object) -> str:
     """A text that both kinds of file can hold."""
-    if isinstance(value, str) and "\0" not in value and value.isascii() | value.isprintable():
+    if isinstance(value, str) and all(letter.isprintable() or letter in "\n\t" for letter in value):
         return value
     raise InvalidInputError.because(name, value, "must be a text that can be printed", f"use {name}='…'")
 

@@ -39,6 +39,8 @@ def export(fn: Callable[..., Any], path: str | Path, *, overwrite: bool = False)
         return x * RATE
     <BLANKLINE>
     """
+    if not isinstance(path, str | Path):
+        raise InvalidInputError.because("path", path, "names no file", "name it for instance train_digits.py")
     path = Path(path)
     _check_path(path, overwrite)
     text = module_text(fn, path.stem)
@@ -52,7 +54,7 @@ def module_text(fn: Callable[..., Any], module: str) -> str:
     name = getattr(fn, "__name__", "")
     if not callable(fn) or isinstance(fn, type | types.MethodType) or not name:
         raise InvalidInputError.because("fn", fn, "is no function", "give the function itself: vk.export(train, path)")
-    if not name.isidentifier():
+    if not name.isidentifier() or not isinstance(getattr(fn, "__module__", None), str):
         raise InvalidInputError.because("fn", name, "has no name to write it under", "write it with def")
     collector = Collector(fn.__module__)
     collector.add(name, fn, name)

@@ -10,11 +10,13 @@ import types
 from typing import Any
 
 from vizkit.errors import InvalidInputError
+from vizkit.exporting.changes import check_defaults, check_unchanged, differ
 from vizkit.exporting.names import changed_from_inside, outer_names
 from vizkit.exporting.sources import SourceUnknownError, import_of, imports_around, source_of, written_methods
 from vizkit.exporting.values import NoExpressionError, expression, refusal
 
 _LAZY_ANNOTATIONS = __import__("__future__").annotations.compiler_flag
+_OF_EVERY_MODULE = frozenset([*vars(types.ModuleType("any")), "__annotations__", "__builtins__", "__file__"])
 _ONLY_IN_NOTEBOOKS = ("get_ipython", "display")
 
 
@@ -31,12 +33,13 @@ class Collector:
         self.imports: dict[str, None] = {}
         self.constants: list[str] = []
         self.definitions: list[str] = []
+        self._defined: set[str] = set()
         self.has_lazy_annotations = False
 
     def add(self, name: str, value: Any, user: str) -> None:
         """Has `name` mean `value` in the module; `user` is the definition that needs it."""
         if name in self._bound:
-            if self._bound[name] is not value and self._bound[name] != value:
+            if differ(self._bound[name], value):
                 raise InvalidInputError.because(
                     name,
                     value,
@@ -44,6 +47,7 @@ class Collector:
                     "give one of them another name",
                 )
             return
+        same = next((known for known, bound in self._bound.items() if bound is value), None)
         self._bound[name] = value
         if self._import(name, value):
             return
@@ -52,11 +56,20 @@ class Collector:
             self._define(name, value, raw, user)
             return
         try:
-            text = expression(value, lambda needed: self._name_of(needed, user))
+            # what may change is one thing under two names, also in the module
+            is_alias = same is not None and isinstance(value, list | dict | set)
+            text = str(same) if is_alias else expression(value, lambda needed: self._name_of(needed, user))
         except NoExpressionError as error:
             raise _refused(name, value, error, user) from None
-        is_plain = not any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(text)))
-        (self.constants if is_plain else self.definitions).append(f"{name} = {text}\n")
+        except RecursionError:
+            error = NoExpressionError("holds itself, or is nested too deeply", "build it inside the function")
+            raise _refused(name, type(value).__name__, error, user) from None
+        needs = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)} & self._defined
+        is_plain = not needs and not any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(text)))
+        if is_plain:
+            self.constants.append(f"{name} = {text}\n")
+        else:
+            self._write(name, f"{name} = {text}\n")
 
     def _import(self, name: str, value: Any) -> bool:
         """The notebook's own statement where it has one, else one that does the same."""
@@ -94,8 +107,9 @@ class Collector:
             raise _refused(name, value, error, user) from None
         if name != raw.__name__:
             self.add(raw.__name__, value, user)
-            self.definitions.append(f"{name} = {raw.__name__}\n")
+            self._write(name, f"{name} = {raw.__name__}\n")
             return
+        check_unchanged(value, raw, node)
         functions = [raw] if isinstance(raw, types.FunctionType) else written_methods(raw)
         is_lazy = any(function.__code__.co_flags & _LAZY_ANNOTATIONS for function in functions)
         self.has_lazy_annotations |= is_lazy
@@ -103,13 +117,17 @@ class Collector:
         eager, lazy = outer_names(text, is_lazy)
         self._add_all(eager, scope, name)
         for function in functions:
-            _check_defaults(function, node)
-        self.definitions.append(text)
+            check_defaults(function, node)
+        self._write(name, text)
         self._add_all(lazy, scope, name)
+
+    def _write(self, name: str, text: str) -> None:
+        self.definitions.append(text)
+        self._defined.add(name)
 
     def _add_all(self, names: tuple[str, ...], scope: dict[str, Any], user: str) -> None:
         for name in names:
-            if name.startswith("__") and name.endswith("__"):
+            if name in _OF_EVERY_MODULE:
                 continue
             if name in _ONLY_IN_NOTEBOOKS and name not in scope:
                 raise InvalidInputError.because(
@@ -154,29 +172,6 @@ def _scope(raw: types.FunctionType | type, functions: list[types.FunctionType], 
                         variable, name, "has no value yet in the enclosing function", "export after it has been set"
                     ) from None
     return known
-
-
-def _check_defaults(function: types.FunctionType, node: ast.AST) -> None:
-    """A default is computed once, when the cell runs: a name in it may mean something else by now."""
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return
-    places = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) or None :] if node.args.defaults else []
-    pairs = [(arg.arg, default) for arg, default in zip(places, node.args.defaults, strict=True)]
-    values = dict(zip([arg for arg, _ in pairs], function.__defaults__ or (), strict=False))
-    pairs += [
-        (arg.arg, default) for arg, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default
-    ]
-    values |= function.__kwdefaults__ or {}
-    for argument, default in pairs:
-        if isinstance(default, ast.Name) and default.id in function.__globals__ and argument in values:
-            now, then = function.__globals__[default.id], values[argument]
-            if now is not then and now != then:
-                raise InvalidInputError.because(
-                    argument,
-                    then,
-                    f"is the default since the cell of {function.__name__} ran, but {default.id} is {now!r} by now",
-                    "run that cell again",
-                )
 
 
 def _refused(name: str, value: Any, error: Exception, user: str) -> InvalidInputError:

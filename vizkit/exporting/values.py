@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
-_PLAIN = (int, str, bytes, bool, types.NoneType, types.EllipsisType, complex)
+_PLAIN = (int, str, bytes, bool, types.NoneType, types.EllipsisType)
 _BRACKETS: dict[type, str] = {list: "[{}]", tuple: "({})"}
 
 Reference = Callable[[Any], str]
@@ -39,12 +39,16 @@ def expression(value: Any, reference: Reference) -> str:
     def inner(item: Any) -> str:
         return expression(item, reference)
 
+    if isinstance(value, enum.Flag):  # several together have no name that gives them back
+        return f"{reference(kind)}({value.value!r})"
     if isinstance(value, enum.Enum):
         return f"{reference(kind)}[{value.name!r}]"
     if kind in _PLAIN:
         return repr(value)
     if kind is float:
         return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+    if kind is complex:
+        return f"complex({inner(value.real)}, {inner(value.imag)})"
     if kind in _BRACKETS:
         return _BRACKETS[kind].format(", ".join(map(inner, value)) + "," * (kind is tuple and len(value) == 1))
     if kind is set:
