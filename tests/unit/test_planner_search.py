@@ -340,7 +340,7 @@ class TestOddClusters:
         "num_devices, batch, remedy",
         [
             (7, 32, "use 6 or 8 devices, or a global_batch of 28 or 35"),
-            (10007, 1024, "a global_batch of 10007"),
+            (10007, 1024, "use a global_batch of 10007"),
         ],
     )
     def test_a_prime_number_of_devices(self, num_devices, batch, remedy):

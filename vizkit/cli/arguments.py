@@ -97,6 +97,10 @@ def _module(where: str, target: str) -> ModuleType:
         if not path.is_file():
             raise InvalidInputError.because("target", target, f"there is no file {where}", "check the path")
         folder, where = path.resolve().parent, path.stem
+    elif not all(part.isidentifier() for part in where.split(".")):
+        raise InvalidInputError.because(
+            "target", target, f"{where} is no module's name", "write for instance train:main"
+        )
     sys.path[:] = [str(folder), *(entry for entry in sys.path if entry not in ("", str(folder)))]
     try:
         return importlib.import_module(where)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from vizkit.errors import InvalidInputError
 from vizkit.figures.describe import remember
 from vizkit.figures.theme import (
     AXIS_STYLE,
@@ -27,6 +28,7 @@ from vizkit.figures.theme import (
     base_layout,
 )
 from vizkit.planner import Choice, Plan
+from vizkit.sizes import whole_number
 from vizkit.trace import Clock
 from vizkit.units import seconds_text
 
@@ -57,7 +59,8 @@ def plan_figure(plan: Plan, *, chosen: int = 1, title: str | None = None) -> go.
     """Above, memory of the fullest device (GB) against step time (s, clock ideal), a point for each layout that fits,
     with the limit and the layouts that no other beats in both; below, the parts of the first choices' steps.
 
-    `chosen` is the place in the plan that is marked, from 1 on. A plan in which nothing fits is said in words.
+    `chosen` is the place in the plan that is marked, from 1 on. A plan in which nothing fits is said in words. Raises
+    `InvalidInputError` for anything but a plan, and a place that it has not.
 
     >>> from vizkit.hardware import dgx_a100
     >>> from vizkit.planner import plan
@@ -66,6 +69,10 @@ def plan_figure(plan: Plan, *, chosen: int = 1, title: str | None = None) -> go.
     >>> [part.name for part in plan_figure(plan(gpt, dgx_a100(num_nodes=1), 32)).data][:3]
     ['layouts that fit', 'no other is smaller and faster', 'choices, by rank']
     """
+    if not isinstance(plan, Plan):
+        raise InvalidInputError.because("plan", plan, "must be what vk.plan gives back", "use plan=vk.plan(model, …)")
+    if whole_number("chosen", chosen) > max(len(plan), 1):
+        raise InvalidInputError.because("chosen", chosen, f"the plan has {len(plan)} choices", "use chosen=1")
     content = plan_picture(plan, chosen=chosen, title=title)
     return remember(go.Figure(content), plan_words(plan, chosen))
 

@@ -14,6 +14,7 @@ from vizkit.hardware.link import Link
 from vizkit.sizes import whole_number
 
 _PCIE, _ETHERNET = Link(10e-6, 10e9), Link(30e-6, 1.1e9)
+MOST_DEVICES = 1_000_000_000
 Count = int | np.ndarray
 Links = tuple[np.ndarray, np.ndarray]
 """Latencies in seconds, bandwidths in bytes a second."""
@@ -51,6 +52,11 @@ class Cluster:
             value = getattr(self, name)
             if not (value is None and name == "links_between"):
                 object.__setattr__(self, name, whole_number(name, value))
+        for name, value in (("num_nodes", self.num_devices), ("links_between", self.links_between or 1)):
+            if value > MOST_DEVICES:
+                raise InvalidInputError.because(
+                    name, getattr(self, name), f"a cluster has {MOST_DEVICES:,} at most, of all nodes", "use fewer"
+                )
         for name in ("inside", "between"):
             if not isinstance(getattr(self, name), Link):
                 raise InvalidInputError.because(

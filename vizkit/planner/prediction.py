@@ -11,7 +11,7 @@ from vizkit.layout import Layout
 from vizkit.memory import RankMemory, per_rank, precision_of
 from vizkit.planner.pipelines import PIPELINE_COSTS, pipeline_hops
 from vizkit.planner.program import Program
-from vizkit.planner.stages import StageTime, check, replicas_s, stage_times
+from vizkit.planner.stages import StageTime, check, check_finite, replicas_s, stage_times
 from vizkit.trace import Clock
 from vizkit.transformer import Transformer
 from vizkit.units import bytes_text, seconds_text
@@ -145,7 +145,7 @@ def predict(model: Transformer, layout: Layout, cluster: Cluster, *, program: Pr
         exposed["pp"] += float(pipeline_hops(*sends))
         idle, weights = waiting(lambda stage: stage.seconds), waiting(lambda stage: stage.passes.matrix_forward)
         bubble_s = float(PIPELINE_COSTS[layout.schedule].bubble(idle, weights, v))
-    return Prediction(
+    found = Prediction(
         model,
         layout,
         cluster.num_devices,
@@ -158,6 +158,8 @@ def predict(model: Transformer, layout: Layout, cluster: Cluster, *, program: Pr
         memory_limit_bytes=cluster.device.memory_bytes * (1 - program.reserved_share),
         peak_flops_per_s=cluster.device.peak(precision_of(layout.precision).parameter_bytes),
     )
+    check_finite(found.step_s, cluster)
+    return found
 
 
 def memory_of(model: Transformer, layout: Layout, program: Program) -> RankMemory:

@@ -14,6 +14,7 @@ from vizkit.planner.places import memory_bytes
 from vizkit.planner.program import Program
 from vizkit.planner.reasons import short
 from vizkit.planner.space import MESH, Space
+from vizkit.schedules.recipe import MOST_PASSES
 from vizkit.transformer import Transformer
 from vizkit.units import bytes_text, seconds_text
 
@@ -110,18 +111,27 @@ def nothing_divides(model: Transformer, cluster: Cluster, global_batch: int, spa
     number = cluster.num_devices
 
     def works(devices: int, batch: int) -> bool:
-        return next(space.meshes(model, devices, batch), None) is not None
+        return not space.is_empty(model, devices, batch)
 
     near = _nearest(number, lambda devices: works(devices, global_batch))
     batches = _nearest(global_batch, lambda batch: works(number, batch), scale=number)
-    remedy = [f"use {' or '.join(map(str, near))} devices"] if near else []
+    remedy = [f"{' or '.join(map(str, near))} devices"] if near else []
     remedy += [f"a global_batch of {' or '.join(map(str, batches))}"] if batches else []
+    use = f"use {', or '.join(remedy)}" if remedy else "allow more sizes, or change the batch"
+    if next(space.meshes(model, number, global_batch), None) is not None:
+        return InvalidInputError.because(
+            "global_batch",
+            global_batch,
+            f"what a replica gets of it has to be whole microbatches of a size that is allowed, at most "
+            f"{MOST_PASSES:,} a step with those of other stages",
+            use,
+        )
     return InvalidInputError.because(
         "cluster",
         number,
         f"devices cannot be shared out: dp has to divide global_batch={global_batch}, tp the heads, pp the "
         f"{model.num_layers} layers, cp the sequence, within what is allowed",
-        ", or ".join(remedy) or "allow more sizes, or change the batch",
+        use,
     )
 
 

@@ -14,6 +14,7 @@ from vizkit.planner.choices import Found, Plan
 from vizkit.planner.program import Program
 from vizkit.planner.remedies import nearest_miss, nothing_divides, remedies
 from vizkit.planner.space import MESH, Space
+from vizkit.planner.stages import check_finite, check_sizes
 from vizkit.planner.steps import steps
 from vizkit.sizes import whole_number
 from vizkit.transformer import Recompute, Transformer, check_model
@@ -66,6 +67,7 @@ def plan(
     batch = whole_number("global_batch", global_batch)
     if seq is not None:
         model = dataclasses.replace(model, seq=whole_number("seq", seq))
+    check_sizes(model, batch)
     space = Space(
         schedules=schedules,
         zero_stages=zero_stages,
@@ -80,6 +82,8 @@ def plan(
         context_by=context_by,
         precision=precision,
     )
+    if model.experts is None and space.ep is not None and 1 not in space.ep:
+        raise InvalidInputError.because("ep", list(space.ep), "the model has no experts", "use ep=[1], or leave it out")
     limit = cluster.device.memory_bytes * (1 - program.reserved_share)
     considered = fitting = 0
     missed: list[Found] = []
@@ -88,6 +92,7 @@ def plan(
     samples: list[Found] = []
     for rows in space.chunks(model, cluster.num_devices, batch):
         found = Found(rows, steps(model, rows, cluster, program))
+        check_finite(found.steps.step_s, cluster)
         considered += len(found)
         fits = found.steps.memory_bytes <= limit
         missed += [fastest_first(found.where(~fits)).where(np.arange(1))] if not fits.all() else []

@@ -24,6 +24,7 @@ LEAST_CONTEXT = 4096
 LARGEST_MICROBATCH = 32
 MESH = 5
 """The first columns of a row are dp, tp, pp, cp, ep."""
+_SIZES = ("tp", "pp", "cp", "ep", "microbatches", "stages_per_rank")
 _CHUNK_ROWS = 40_000
 
 
@@ -53,11 +54,11 @@ class Space:
             "zero_stages": zero_stage_of,
             "recompute": Recompute.parse,
             "sequence_parallel": lambda value: yes_or_no("sequence_parallel", value),
-            **{name: _whole(name) for name in ("tp", "pp", "cp", "ep", "microbatches", "stages_per_rank")},
+            **{name: _whole(name) for name in _SIZES},
         }
         for name, check in checks.items():
             values = getattr(self, name)
-            if values is None:
+            if values is None and name in _SIZES:
                 continue
             if isinstance(values, str) or not isinstance(values, Sequence) or not values:
                 raise InvalidInputError.because(name, values, "must be one or more values", f"use {name}=[…]")
@@ -73,6 +74,11 @@ class Space:
                 tables = []
         if any(map(len, tables)):
             yield self._columns(tables)
+
+    def is_empty(self, model: Transformer, num_devices: int, global_batch: int) -> bool:
+        """Whether there is no layout at all."""
+        meshes = self.meshes(model, num_devices, global_batch)
+        return not any(len(self._variants(model, global_batch, *mesh)) for mesh in meshes)
 
     def meshes(
         self, model: Transformer, num_devices: int, global_batch: int
@@ -103,10 +109,11 @@ class Space:
     ) -> np.ndarray:
         """A row for each way to fill this mesh, columns as in `NUMBERS`."""
         share = global_batch // dp
-        microbatches = [b for b in divisors(share) if self.microbatches or b <= LARGEST_MICROBATCH]
+        microbatches = sorted(self.microbatches or range(1, LARGEST_MICROBATCH + 1))
         pipelines = [
             (b, share // b, v, SCHEDULES.index(name))
-            for b in _allowed(microbatches, self.microbatches)
+            for b in microbatches
+            if share % b == 0
             for name, v in self._stages(model, pp)
             if pp * (share // b) * v <= MOST_PASSES and (v == 1 or (share // b) % pp == 0)
         ]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from vizkit.errors import InvalidInputError
 from vizkit.hardware.cluster import Cluster
@@ -16,6 +19,8 @@ from vizkit.planner.program import Program
 from vizkit.planner.traffic import Traffic, backward_share, forward_share, traffic
 from vizkit.planner.work import Passes, Work
 from vizkit.transformer import Recompute, Transformer, check_model
+
+MOST_COUNTED = 2**53
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,30 @@ def check(model: Transformer, layout: Layout, cluster: Cluster, program: Program
             "use cluster.of(layout.world_size), or another dp",
         )
     check_schedule(layout.schedule, "layout.schedule")
+    check_sizes(model, layout.global_batch)
+
+
+def check_sizes(model: Transformer, global_batch: int) -> None:
+    """Raises `InvalidInputError` for more parameters, or tokens in a step, than floats count exactly."""
+    if model.num_params() > MOST_COUNTED:
+        raise InvalidInputError.because(
+            "model", model, f"has over {MOST_COUNTED:.0e} parameters", "use fewer layers, or narrower ones"
+        )
+    if global_batch * model.seq > MOST_COUNTED:
+        raise InvalidInputError.because(
+            "global_batch",
+            global_batch,
+            f"with {model.seq:,} tokens each, a step has over {MOST_COUNTED:.0e} tokens",
+            "use fewer sequences, or shorter ones",
+        )
+
+
+def check_finite(seconds: Any, cluster: Cluster) -> None:
+    """Raises `InvalidInputError` for steps that take longer than floats can say."""
+    if not np.isfinite(seconds).all():
+        raise InvalidInputError.because(
+            "cluster", str(cluster), "a step takes longer than can be counted", "look at its bandwidths and its peak"
+        )
 
 
 def check_schedule(schedule: str, name: str) -> None:

@@ -60,7 +60,7 @@ def planner(
         ("count", count, COUNTS),
         ("global_batch", global_batch, BATCHES),
     ):
-        if value not in options:
+        if not any(type(value) is type(option) and value == option for option in options):
             raise InvalidInputError.because(
                 name, value, f"its control has {', '.join(map(str, options))}", "use vizkit.plan for others"
             )
