@@ -220,7 +220,7 @@ def cut_off(folder: Path) -> str:
 
 
 def foreign(folder: Path) -> str:
-    other = write(folder, 2, run="r2")
+    other = write(folder, 2, 3, run="r2")
     return f"{other}: rank 2 of another run (r2; the other files are of r1); move it to a folder of its own"
 
 

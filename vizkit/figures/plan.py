@@ -70,7 +70,9 @@ def plan_figure(plan: Plan, *, chosen: int = 1, title: str | None = None) -> go.
     ['layouts that fit', 'no other is smaller and faster', 'choices, by rank']
     """
     if not isinstance(plan, Plan):
-        raise InvalidInputError.because("plan", plan, "must be what vk.plan gives back", "use plan=vk.plan(model, …)")
+        raise InvalidInputError.because(
+            "plan", type(plan).__name__, "must be what vk.plan gives back", "use plan=vk.plan(model, …)"
+        )
     if whole_number("chosen", chosen) > max(len(plan), 1):
         raise InvalidInputError.because("chosen", chosen, f"the plan has {len(plan)} choices", "use chosen=1")
     content = plan_picture(plan, chosen=chosen, title=title)

@@ -24,13 +24,14 @@ import numpy as np
 from vizkit import record as records
 from vizkit.errors import UnreadableTraceError
 from vizkit.memory_samples import CATEGORIES
-from vizkit.record import Event, RankRecord
+from vizkit.record import Call, Event, RankRecord, SpanClosed, SpanOpened
 
 SUFFIX = ".jsonl.gz"
 FORMAT = "vizkit rank"
 FORMAT_VERSION = 1
 _TAG = "event"
 _NAME = re.compile(r"rank(\d+)-attempt(\d+)")
+_MOST_LABELLED = 2**31
 _LATEST_NS = 2**62
 """Of what clocks show: the difference of two such times still has 64 bits."""
 
@@ -243,10 +244,27 @@ def _check_record(record: RankRecord, header: Header) -> None:
         raise ValueError("it ends before it starts")
     if len(record.memory_wall_ns) != len(record.memory_bytes):
         raise ValueError(f"{len(record.memory_bytes)} sizes of memory at {len(record.memory_wall_ns)} times")
+    depth = 0
+    for event in sorted(record.events, key=lambda event: event.start_wall_ns):
+        depth += isinstance(event, SpanOpened) - isinstance(event, SpanClosed)
+        if depth < 0:
+            raise ValueError("a span was closed that nobody had opened")
+        if isinstance(event, SpanOpened):
+            label = event.label
+            _check_range(("stage", label.stage), ("microbatch", label.microbatch), below=_MOST_LABELLED)
+        elif isinstance(event, Call):
+            ranks = [("member", member) for member in event.members]
+            _check_range(("peer", event.peer), *ranks, below=header.world_size)
     times = [record.start_ns, record.end_ns, record.start_wall_ns, record.end_wall_ns]
     times += [time for event in record.events for time in (event.start_wall_ns, event.end_wall_ns)]
     if max(map(abs, times)) >= _LATEST_NS:
         raise ValueError(f"a time of {max(times, key=abs):.3g} ns")
+
+
+def _check_range(*numbers: tuple[str, int], below: int) -> None:
+    for name, number in numbers:
+        if not -below < number < below:
+            raise ValueError(f"{name} {number}, of {below}")
 
 
 def _array(kind: type, value: Any) -> Any:
