@@ -323,3 +323,63 @@ def test_cells_of_ipython_go_too(tmp_path: Path, repository: Path):
     )
     assert "norm 5.0" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "exported_norm.py").read_text().count("class Point") == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["N = 3\ndef f(n=N * 2): return n", "N = 5"], "n=6: is the default since the cell of f ran, but N * 2 is 10"),
+        (["N = 3\ndef f(*, n=(N,)): return n", "N = 5"], "n=(3,): is the default since the cell of f ran"),
+        (
+            ["class A:\n    n = 1\n    def m(self): return 1", "A.n = 7", "def f(): return A.n"],
+            "A.n=7: is 1 in",
+        ),
+        (["def g(): return g.k", "g.k = 5", "def f(): return g()"], "g.k=5: is no part of the definition"),
+        (
+            [
+                "import functools",
+                "@functools.singledispatch\ndef g(x): return 'any'",
+                "@g.register\ndef _(x: int): return 'int'",
+                "def f(): return g(3)",
+            ],
+            "has implementations registered outside of it; choose by isinstance inside of it",
+        ),
+        (["L = [1]", "L.append(L)", "def f(): return len(L)"], "holds itself, or is nested too deeply"),
+    ],
+    ids=["default", "keyword default", "class attribute", "function attribute", "single dispatch", "cycle"],
+)
+def test_what_changed_since_its_cell_ran_is_refused(notebook: Notebook, tmp_path: Path, cells: list[str], message: str):
+    """The text of the cell would bring the old state back, unnoticed."""
+    for cell in cells:
+        notebook.run(cell)
+    with pytest.raises(vk.InvalidInputError) as refused:
+        export(notebook["f"], tmp_path / "exported_cell.py")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["import enum\nclass E(enum.Enum):\n    A = 1", "X = E.A", "def f(): return X.value"], 1),
+        (["import enum\nclass E(enum.Flag):\n    A = 1\n    B = 2", "X = E.A | E.B", "def f(): return X.value"], 3),
+        (["def g(): return 3", "T = {'all': (g, g)}", "def f(): return T['all'][1]()"], 3),
+        (["A = [1]\nB = A", "def f():\n    A.append(2)\n    return B"], [1, 2]),
+        (["A = [float('inf')]\nB = A", "def f(): return A is B"], True),
+        (["Z = complex(-0.0, float('inf'))", "def f(): return str(Z)"], "(-0+infj)"),
+        (["__version__ = '1'", "def f(): return __version__"], "1"),
+        (["class A:\n    n = 0\n    def __init__(self): A.n += 1", "A()", "def f():\n    A()\n    return A.n"], 1),
+    ],
+    ids=["enum", "flag", "functions in a dict", "two names", "two names later", "complex", "dunder", "counts itself"],
+)
+def test_constants_stand_after_what_they_need(notebook: Notebook, tmp_path: Path, cells: list[str], expected: Any):
+    """Members of the notebook's own enums and tuples of its functions, and what two names share."""
+    for cell in cells:
+        notebook.run(cell)
+    assert exported(notebook, "f", tmp_path).f() == expected
+
+
+@pytest.mark.parametrize("path", [None, 1, b"x.py"])
+def test_a_path_that_names_no_file(path: Any):
+    """Said as an argument's fault."""
+    with pytest.raises(vk.InvalidInputError, match=r"names no file; name it for instance train_digits\.py"):
+        export(exported, path)
