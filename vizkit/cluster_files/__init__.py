@@ -16,6 +16,8 @@ __all__ = ["pytorch_job", "slurm"]
 
 _HERE = Path(__file__).parent
 _TIME = re.compile(r"(\d+-)?\d+:[0-5]\d:[0-5]\d", re.ASCII)
+_FILLED_IN = re.compile(r"\$(?=[$(])")
+"""A dollar that Kubernetes takes for the start of $(NAME), or for one of two that stand for one."""
 _RENDEZVOUS_PORT = 29500
 
 
@@ -119,7 +121,7 @@ def pytorch_job(
         ranks_per_node=ranks_per_node,
         max_restarts=int(max_restarts),
         image=_quoted(image),
-        command=_quoted([word.replace("$", "$$") for word in command]),  # Kubernetes fills in $(NAME)
+        command=_quoted([_FILLED_IN.sub("$$", word) for word in command]),
         limits=json.dumps({"nvidia.com/gpu": gpus} if gpus else {"cpu": ranks_per_node}),
         trace=_quoted(trace),
         volume_claim=_quoted(_folder(volume_claim, "volume_claim")),
