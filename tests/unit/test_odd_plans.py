@@ -55,7 +55,7 @@ def test_numbers_of_numpy_do_not_overflow_later():
     [
         ({"devices_per_node": None}, "devices_per_node=None: must be a whole number, at least 1"),
         ({"num_nodes": None}, "num_nodes=None: must be a whole number, at least 1"),
-        ({"devices_per_node": 10**5, "num_nodes": 10**5}, "num_nodes=100000: a cluster has 1,000,000,000 at most"),
+        ({"devices_per_node": 10**4, "num_nodes": 10**6}, "num_nodes=1000000: a cluster has 1,000,000,000 at most"),
         ({"links_between": 10**400}, "links_between=1000"),
     ],
 )
@@ -110,6 +110,22 @@ def test_experts_of_a_model_without_any():
     assert refusal(lambda: plan(GPT, NODE, 32, ep=[2])) == (
         "ep=[2]: the model has no experts; use ep=[1], or leave it out"
     )
+
+
+def test_a_precision_without_gradients_trains_nothing():
+    """Refused by both, where the arrays once charged latencies that a single prediction did not."""
+    for call in (
+        lambda: plan(GPT, NODE, 32, precision="inference_16bit"),
+        lambda: predict(GPT, vk.Layout(dp=8, precision="inference_16bit"), NODE),
+    ):
+        assert refusal(call).startswith("precision='inference_16bit': keeps no gradients to train with")
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "2", None, 10**12])
+@pytest.mark.parametrize("name", vk.hardware.PRESETS)
+def test_presets_of_odd_numbers(name: str, count: object):
+    """A laptop is divided among processes, of which there is one at least."""
+    assert "=" in refusal(lambda: vk.hardware.PRESETS[name](count))
 
 
 def test_a_figure_of_a_plan_and_of_nothing_else():

@@ -14,6 +14,7 @@ import pytest
 
 import vizkit as vk
 from tests.unit.test_trace_folder import write
+from vizkit.alignment import Bounds, align
 from vizkit.cli.arguments import load
 from vizkit.formats.rank_file import file_name, read_rank_file, write_rank_file
 from vizkit.formats.rank_folder import read_run
@@ -162,6 +163,25 @@ def test_memory_that_was_never_sampled_comes_back(folder: Path):
     write_rank_file(folder, found.header, body)
     assert read_rank_file(folder / file_name(0, 0)).body.record.tensors.num_bytes.shape == (0, 4)
     assert vk.read_trace(folder).world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "extents_ns", "guesses_ns", "drift", "name"),
+    [
+        ([], [], [], 0.0, "extents_ns"),
+        ([], [[]], [0], 0.0, "extents_ns"),
+        ([], [[(0, 1)], [(0, 1)]], [0], 0.0, "guesses_ns"),
+        ([(5, 1, 0, 0)], [[(0, 1)]], [0], 0.0, "bounds"),
+        ([(-1, 1, 0, 0)], [[(0, 1)]], [0], 0.0, "bounds"),
+        ([], [[(0, 1)]], [0], float("nan"), "drift"),
+        ([], [[(0, 1)]], [0], -1.0, "drift"),
+        ([(1, 2, 3)], [[(0, 1)]], [0], 0.0, "rows"),
+    ],
+)
+def test_clocks_of_hosts_that_there_are_not(rows: list, extents_ns: list, guesses_ns: list, drift: float, name: str):
+    """Numbers of hosts, their stretches and guesses go together."""
+    with pytest.raises(vk.InvalidInputError, match=f"^{name}="):
+        align(Bounds.of(rows), extents_ns, guesses_ns, drift)
 
 
 def spans(kind: str, start_ns: int, end_ns: int, ranks: range = range(3)) -> list[Span]:

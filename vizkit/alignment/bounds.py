@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vizkit.errors import InvalidInputError
+from vizkit.sizes import is_finite
 from vizkit.trace import NS_PER_S
 
 MAX_DRIFT = 500e-6
@@ -21,6 +22,7 @@ MAX_DRIFT = 500e-6
 _MAX_CELLS = 200_000
 _FINEST_NS = 1_000.0
 _WIDEST_DRIFT = 0.5
+_ROW = 4
 
 Stretches = Sequence[Sequence[tuple[int, int]]]
 
@@ -48,7 +50,12 @@ class Bounds:
     @classmethod
     def of(cls, rows: Iterable[tuple[int, int, int, int]]) -> Bounds:
         """From rows of (ended_on, ended_ns, entered_on, entered_ns)."""
-        return cls(*np.array(list(rows), np.int64).reshape(-1, 4).T)
+        given = list(rows)
+        if any(len(row) != _ROW for row in given):
+            raise InvalidInputError.because(
+                "rows", f"{len(given)} rows", "each is four numbers", "use rows=[(1, 5_030, 0, 1_000)]"
+            )
+        return cls(*np.array(given, np.int64).reshape(-1, _ROW).T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +92,7 @@ def align(bounds: Bounds, extents_ns: Stretches, guesses_ns: Sequence[int], drif
     >>> found.moved(1, [5_000]).tolist(), round(found.error_s * 1e9)
     ([1005], 35)
     """
+    _check(bounds, extents_ns, guesses_ns, drift)
     hosts = _Hosts(bounds, extents_ns, np.array(guesses_ns, float))
     while drift <= _WIDEST_DRIFT:
         if (found := hosts.aligned(drift)) is not None:
@@ -96,6 +104,25 @@ def align(bounds: Bounds, extents_ns: Stretches, guesses_ns: Sequence[int], drif
         "some communication was over before it began, on whatever clocks",
         "give the files of one run only",
     )
+
+
+def _check(bounds: Bounds, extents_ns: Stretches, guesses_ns: Sequence[int], drift: float) -> None:
+    num_hosts = len(extents_ns)
+    if not num_hosts or not all(len(own) for own in extents_ns):
+        raise InvalidInputError.because(
+            "extents_ns", list(extents_ns), "every host has a stretch, and there is one host", "use [[(0, 2_000)]]"
+        )
+    if len(guesses_ns) != num_hosts:
+        raise InvalidInputError.because(
+            "guesses_ns", list(guesses_ns), f"there are {num_hosts} hosts", f"give {num_hosts} numbers"
+        )
+    hosts = np.concatenate([bounds.ended_on, bounds.entered_on])
+    if len(hosts) and not 0 <= hosts.min() <= hosts.max() < num_hosts:
+        raise InvalidInputError.because(
+            "bounds", f"hosts {hosts.min()} to {hosts.max()}", f"there are {num_hosts} hosts", "number them from 0 on"
+        )
+    if not (is_finite(drift) and drift >= 0):
+        raise InvalidInputError.because("drift", drift, "must be finite and not negative", "use drift=500e-6")
 
 
 @dataclass(frozen=True, eq=False)

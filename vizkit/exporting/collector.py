@@ -62,8 +62,8 @@ class Collector:
         except NoExpressionError as error:
             raise _refused(name, value, error, user) from None
         except RecursionError:
-            error = NoExpressionError("holds itself, or is nested too deeply", "build it inside the function")
-            raise _refused(name, type(value).__name__, error, user) from None
+            endless = NoExpressionError("holds itself, or is nested too deeply", "build it inside the function")
+            raise _refused(name, type(value).__name__, endless, user) from None
         needs = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)} & self._defined
         is_plain = not needs and not any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(text)))
         if is_plain:

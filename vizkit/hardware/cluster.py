@@ -52,7 +52,8 @@ class Cluster:
             value = getattr(self, name)
             if not (value is None and name == "links_between"):
                 object.__setattr__(self, name, whole_number(name, value))
-        for name, value in (("num_nodes", self.num_devices), ("links_between", self.links_between or 1)):
+        most = "num_nodes" if self.num_nodes > self.devices_per_node else "devices_per_node"
+        for name, value in ((most, self.num_devices), ("links_between", self.links_between or 1)):
             if value > MOST_DEVICES:
                 raise InvalidInputError.because(
                     name, getattr(self, name), f"a cluster has {MOST_DEVICES:,} at most, of all nodes", "use fewer"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from vizkit.hardware.cluster import Cluster
 from vizkit.hardware.device import Device
 from vizkit.hardware.link import Link
+from vizkit.sizes import whole_number
 
 A100 = Device(
     name="A100-80GB",
@@ -89,7 +90,7 @@ def laptop(num_processes: int = 1) -> Cluster:
     0.8 TFLOP/s together, two channels of LPDDR5 or DDR5 at 60 GB/s; ranks speak through memory. CPUs without bfloat16
     units are no faster in 16 bits.
     """
-    whole = LAPTOP_CPU
+    whole, num_processes = LAPTOP_CPU, whole_number("num_processes", num_processes)
     share = Device(
         name=f"1/{num_processes} of an 8-core CPU" if num_processes > 1 else whole.name,
         peak_flops_per_s=whole.peak_flops_per_s / num_processes,

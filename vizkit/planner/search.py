@@ -14,7 +14,7 @@ from vizkit.planner.choices import Found, Plan
 from vizkit.planner.program import Program
 from vizkit.planner.remedies import nearest_miss, nothing_divides, remedies
 from vizkit.planner.space import MESH, Space
-from vizkit.planner.stages import check_finite, check_sizes
+from vizkit.planner.stages import check_finite, check_precision, check_sizes
 from vizkit.planner.steps import steps
 from vizkit.sizes import whole_number
 from vizkit.transformer import Recompute, Transformer, check_model
@@ -68,6 +68,7 @@ def plan(
     if seq is not None:
         model = dataclasses.replace(model, seq=whole_number("seq", seq))
     check_sizes(model, batch)
+    check_precision(precision)
     space = Space(
         schedules=schedules,
         zero_stages=zero_stages,

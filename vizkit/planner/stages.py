@@ -136,6 +136,7 @@ def check(model: Transformer, layout: Layout, cluster: Cluster, program: Program
             "use cluster.of(layout.world_size), or another dp",
         )
     check_schedule(layout.schedule, "layout.schedule")
+    check_precision(layout.precision)
     check_sizes(model, layout.global_batch)
 
 
@@ -151,6 +152,14 @@ def check_sizes(model: Transformer, global_batch: int) -> None:
             global_batch,
             f"with {model.seq:,} tokens each, a step has over {MOST_COUNTED:.0e} tokens",
             "use fewer sequences, or shorter ones",
+        )
+
+
+def check_precision(precision: str | Precision) -> None:
+    """Raises `InvalidInputError` for one that keeps no gradients: there is no step of training to plan."""
+    if not precision_of(precision).gradient_bytes:
+        raise InvalidInputError.because(
+            "precision", precision, "keeps no gradients to train with", "use precision='mixed_adam'"
         )
 
 
