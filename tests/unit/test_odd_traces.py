@@ -148,6 +148,17 @@ def test_what_names_no_folder(path: Any):
             read(path)
 
 
+@pytest.mark.parametrize("tables", ["send", [0], None, {"name": 1}])
+def test_a_chrome_trace_with_damaged_tables(tables: Any, tmp_path: Path):
+    """What vizkit wrote beside the events is not what it writes."""
+    path = vk.write_chrome_trace(Trace.from_spans(spans("compute", 0, 9), clock="wall"), tmp_path / "trace.json")
+    known = json.loads(path.read_text())
+    known["otherData"]["vizkit"]["tables"] = tables
+    path.write_text(json.dumps(known))
+    with pytest.raises(vk.UnreadableTraceError, match="its vizkit part is damaged"):
+        vk.read_trace(path)
+
+
 def test_memory_that_was_never_sampled_comes_back(folder: Path):
     """No sample is a list without columns, and still has four."""
     found = read_rank_file(folder / file_name(0, 0))

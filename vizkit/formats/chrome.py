@@ -208,7 +208,7 @@ def _read_file(path: Path) -> Trace:
         return _restored(header, document.events)
     except UnreadableTraceError:
         raise
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise UnreadableTraceError(
             f"{path}: its vizkit part is damaged ({type(error).__name__}: {error}); write the trace again"
         ) from error
