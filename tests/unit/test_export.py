@@ -345,8 +345,9 @@ def test_cells_of_ipython_go_too(tmp_path: Path, repository: Path):
             "has implementations registered outside of it; choose by isinstance inside of it",
         ),
         (["L = [1]", "L.append(L)", "def f(): return len(L)"], "holds itself, or is nested too deeply"),
+        (["def g(): return B is A", "A = [g]\nB = A", "def f(): return A"], "is what A is, and A needs it first"),
     ],
-    ids=["default", "keyword default", "class attribute", "function attribute", "single dispatch", "cycle"],
+    ids=["default", "keyword default", "class attribute", "function attribute", "single dispatch", "cycle", "alias"],
 )
 def test_what_changed_since_its_cell_ran_is_refused(notebook: Notebook, tmp_path: Path, cells: list[str], message: str):
     """The text of the cell would bring the old state back, unnoticed."""

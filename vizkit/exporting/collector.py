@@ -34,6 +34,7 @@ class Collector:
         self.constants: list[str] = []
         self.definitions: list[str] = []
         self._defined: set[str] = set()
+        self._unfinished: set[str] = set()
         self.has_lazy_annotations = False
 
     def add(self, name: str, value: Any, user: str) -> None:
@@ -58,12 +59,16 @@ class Collector:
         try:
             # what may change is one thing under two names, also in the module
             is_alias = same is not None and isinstance(value, list | dict | set)
+            if is_alias and same in self._unfinished:
+                raise NoExpressionError(f"is what {same} is, and {same} needs it first", "use one name for both")
+            self._unfinished.add(name)
             text = str(same) if is_alias else expression(value, lambda needed: self._name_of(needed, user))
         except NoExpressionError as error:
             raise _refused(name, value, error, user) from None
         except RecursionError:
             endless = NoExpressionError("holds itself, or is nested too deeply", "build it inside the function")
             raise _refused(name, type(value).__name__, endless, user) from None
+        self._unfinished.discard(name)
         needs = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)} & self._defined
         is_plain = not needs and not any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(text)))
         if is_plain:
