@@ -10,12 +10,12 @@ BIN := .venv/bin
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 help:
-	@echo 'make lab     JupyterLab on the first notebook       (LAB_ARGS="--no-browser --port=9000")'
-	@echo 'make demo    the main job without a browser: four real ranks, a summary, demo.html'
-	@echo 'make handouts   the notebooks as pages that play with no network, in handouts/'
-	@echo 'make test    every test                              (TEST_ARGS="tests/unit -x")'
-	@echo 'make check   style, layers, types, notebook rules'
-	@echo 'make clean   removes what the targets above made, .venv included'
+	@echo 'make lab       JupyterLab on the first notebook       (LAB_ARGS="--no-browser --port=9000")'
+	@echo 'make demo      the main job without a browser: four real ranks, a summary, demo.html'
+	@echo 'make handouts  notebooks as pages that play with no network, in handouts/'
+	@echo 'make test      every test                              (TEST_ARGS="tests/unit -x")'
+	@echo 'make check     style, layers, types, notebook rules'
+	@echo 'make clean     removes what the targets above made, .venv included'
 
 setup:
 	@.ci/setup user

@@ -12,7 +12,6 @@ from string import Template
 from typing import Any
 
 import numpy as np
-from plotly.offline import get_plotlyjs
 
 from vizkit.activations import PER_RANK
 from vizkit.durations import Durations
@@ -20,6 +19,7 @@ from vizkit.errors import InvalidInputError
 from vizkit.figures import pipeline_cells as cells
 from vizkit.figures import pipeline_memory as memory
 from vizkit.figures.explorer import MS_PER_S, ExplorerSettings, explore
+from vizkit.figures.html import PLOTLY_INLINE, whole_page
 from vizkit.figures.pipeline import picture
 from vizkit.figures.placement import ROW_SCALE
 from vizkit.figures.theme import CLOCK_MEANINGS, OUTLINE, STYLES, TEXT
@@ -74,14 +74,8 @@ def explorer_page(settings: ExplorerSettings | None = None) -> str:
         # "</script" inside a string would end the element
         data=json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
     )
-    styles = [(_ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "explorer.css")]
-    return Template((_ASSETS / "page.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape(HEADING),
-        style="\n".join(styles),
-        figures=section,
-        plotly=get_plotlyjs().replace("</script", "<\\/script"),
-        player=(_ASSETS / "explorer.js").read_text(encoding="utf-8"),
-    )
+    style = (_ASSETS / "explorer.css").read_text(encoding="utf-8")
+    return whole_page(HEADING, section, [PLOTLY_INLINE, "explorer.js"], [style])
 
 
 def _start(settings: ExplorerSettings) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from vizkit.errors import InvalidInputError
 from vizkit.figures.animation import CONTROLS_PX
 from vizkit.figures.describe import META_KEY, describe
 
-PAGE_ASSETS = Path(__file__).parent / "page"
-
+PLOTLY_INLINE = "plotly inline"
+"""In a page's scripts, the source of plotly.js, 5 MB."""
+PLAYER = "player.js"
+_ASSETS = Path(__file__).parent / "page"
 
 Words = Sequence[tuple[str, str]]
 
@@ -39,16 +41,8 @@ def to_html(fig: go.Figure | Sequence[go.Figure], *, title: str | None = None, s
         raise InvalidInputError.because(
             "fig", fig, "must be a Plotly figure or several", "draw one, for instance with vizkit.timeline(trace)"
         )
-    page = Template((PAGE_ASSETS / "page.html").read_text(encoding="utf-8"))
-    return page.substitute(
-        title=html.escape(title or _heading(figures[0])),
-        style=(PAGE_ASSETS / "page.css").read_text(encoding="utf-8"),
-        figures="\n".join(
-            [*_words(title, sections), *(figure_section(figure, number) for number, figure in enumerate(figures))]
-        ),
-        plotly=plotly_script().replace("</script", "<\\/script"),
-        player=(PAGE_ASSETS / "player.js").read_text(encoding="utf-8"),
-    )
+    parts = [*_words(title, sections), *(figure_section(figure, number) for number, figure in enumerate(figures))]
+    return whole_page(title or _heading(figures[0]), "\n".join(parts), [PLOTLY_INLINE, PLAYER])
 
 
 def write_html(
@@ -70,6 +64,32 @@ def _words(title: str | None, sections: Words) -> list[str]:
     ]
 
 
+def whole_page(title: str, body: str, scripts: Sequence[str], styles: Sequence[str] = ()) -> str:
+    """The page around `body`, as text.
+
+    `scripts` are names of files of this package, `PLOTLY_INLINE`, or elements such as '<script src="plotly.min.js">';
+    `styles` follow the page's own.
+    """
+    page = Template(_asset("page.html"))
+    return page.substitute(
+        title=html.escape(title),
+        style="\n".join([_asset("page.css"), *styles]),
+        body=body,
+        scripts="\n".join(map(_script, scripts)),
+    )
+
+
+def _script(name: str) -> str:
+    if name.startswith("<"):
+        return name
+    source = plotly_script().replace("</script", "<\\/script") if name == PLOTLY_INLINE else _asset(name)
+    return f"<script>\n{source}\n</script>"
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
 def plotly_script() -> str:
     """The source of plotly.js, about 5 MB: what a page needs to draw."""
     return str(get_plotlyjs())
@@ -84,7 +104,7 @@ def saved_section(content: Mapping[str, Any], number: int) -> str:
 
 def figure_section(fig: go.Figure, number: int) -> str:
     """One figure as a part of a page: the plot, its controls, its summary, and its data for the page's player."""
-    figure = Template((PAGE_ASSETS / "figure.html").read_text(encoding="utf-8"))
+    figure = Template(_asset("figure.html"))
     content = _without_plotly_controls(fig)
     return figure.substitute(
         number=number,

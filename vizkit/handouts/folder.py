@@ -11,7 +11,7 @@ from nbformat import NotebookNode
 
 from vizkit.errors import InvalidInputError
 from vizkit.figures.html import plotly_script
-from vizkit.handouts.pages import PLOTLY_FILE, Page, page_of, whole_page
+from vizkit.handouts.pages import PLOTLY_FILE, Page, lesson_page, page_of
 
 FIRST_PAGE = "index.html"
 
@@ -51,7 +51,7 @@ def write_handouts(
         (target / f"{page.name}.html").write_text(page.html, encoding="utf-8")
         pages.append(page)
         say(f"{page.name}.html  {len(page.html) / 1e6:.1f} MB")
-    first = whole_page("Handouts", "\n".join(_contents(pages)), plays=False)
+    first = lesson_page("Handouts", "\n".join(_contents(pages)), plays=False)
     (target / FIRST_PAGE).write_text(first, encoding="utf-8")
     if unreadable:
         raise InvalidInputError.because(

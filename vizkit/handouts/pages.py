@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import nbformat
@@ -16,7 +14,7 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
-from vizkit.figures.html import PAGE_ASSETS, saved_section
+from vizkit.figures.html import PLAYER, saved_section, whole_page
 
 _TEMPLATES = Path(__file__).parent / "template"
 _FIGURE = "application/vnd.plotly.v1+json"
@@ -51,23 +49,16 @@ def page_of(name: str, notebook: NotebookNode, names: Collection[str], *, with_s
     shown = nbformat.v4.new_notebook(cells=[_shown(cell, sections) for cell in cells])
     exporter = HTMLExporter(template_name="handout", extra_template_basedirs=[str(_TEMPLATES)])
     body, _ = exporter.from_notebook_node(shown)
-    return Page(name, title, promise, whole_page(title, _linked(body, names), plays=sections.count > 0))
+    return Page(name, title, promise, lesson_page(title, _linked(body, names), plays=sections.count > 0))
 
 
-def whole_page(title: str, body: str, *, plays: bool) -> str:
-    """A page around `body`; one that `plays` loads Plotly from the file beside it."""
-    page = Template((_TEMPLATES / "page.html").read_text(encoding="utf-8"))
-    player = (PAGE_ASSETS / "player.js").read_text(encoding="utf-8")
-    return page.substitute(
-        title=html.escape(title),
-        style="\n".join(_styles()),
-        body=body,
-        scripts=f'<script src="{PLOTLY_FILE}"></script>\n<script>\n{player}\n</script>' if plays else "",
-    )
+def lesson_page(title: str, body: str, *, plays: bool) -> str:
+    """The page of a lesson; one that `plays` loads Plotly from the file beside it."""
+    scripts = [f'<script src="{PLOTLY_FILE}"></script>', PLAYER] if plays else []
+    return whole_page(title, f'<div class="lesson">\n{body}\n</div>', scripts, list(_styles()))
 
 
 def _styles() -> Iterator[str]:
-    yield (PAGE_ASSETS / "page.css").read_text(encoding="utf-8")
     yield (_TEMPLATES / "handout.css").read_text(encoding="utf-8")
     yield HtmlFormatter(style="default").get_style_defs(".highlight .hl, .highlight")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".highlight .hl, .highlight")

@@ -13,7 +13,7 @@ from vizkit.figures.pipeline import picture as pipeline_picture
 from vizkit.figures.pipeline import sides_of
 from vizkit.figures.plan import MOST_BARS, layout_text, plan_picture, plan_words
 from vizkit.figures.redraw import json_of, redraw, widget_of
-from vizkit.hardware import PRESETS
+from vizkit.hardware import PRESETS, Cluster
 from vizkit.planner import Plan, plan, timeline
 from vizkit.transformer import Transformer
 from vizkit.widgets.player import PLOTLY_MIME_TYPE
@@ -101,10 +101,16 @@ class PlanExplorer(ipywidgets.VBox):
         """The plan, and what the choice costs."""
         return plan_words(self.plan, self.choice.value)
 
+    @property
+    def _model(self) -> Transformer:
+        return self._models[self.controls["model"].value]
+
+    @property
+    def _cluster(self) -> Cluster:
+        return PRESETS[self.controls["cluster"].value](self.controls["count"].value)
+
     def _planned(self) -> Plan:
-        value = {name: control.value for name, control in self.controls.items()}
-        cluster = PRESETS[value["cluster"]](value["count"])
-        return plan(self._models[value["model"]], cluster, value["global_batch"])
+        return plan(self._model, self._cluster, self.controls["global_batch"].value)
 
     def _pictures(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return plan_picture(self.plan, chosen=self.choice.value), self._pipeline_picture()
@@ -113,13 +119,7 @@ class PlanExplorer(ipywidgets.VBox):
         if not self.plan:
             return _NOTHING
         chosen = self.plan[self.choice.value - 1]
-        value = {name: control.value for name, control in self.controls.items()}
-        trace = timeline(
-            self._models[value["model"]],
-            chosen.layout,
-            PRESETS[value["cluster"]](value["count"]),
-            most_microbatches=MOST_DRAWN,
-        )
+        trace = timeline(self._model, chosen.layout, self._cluster, most_microbatches=MOST_DRAWN)
         label = f"Number {self.choice.value}: {layout_text(chosen)}"
         return pipeline_picture(sides_of([trace], [label]), label)
 

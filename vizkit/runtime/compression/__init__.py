@@ -10,7 +10,7 @@ from vizkit.runtime.compression.layers import (
     shard,
     weight_only,
 )
-from vizkit.runtime.compression.messages import message_bytes, received, to_message
+from vizkit.runtime.compression.messages import message_bytes, received, scales, to_message
 from vizkit.runtime.compression.quantized import Quantized, quantize
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "model_bytes",
     "quantize",
     "received",
+    "scales",
     "shard",
     "to_message",
     "weight_only",

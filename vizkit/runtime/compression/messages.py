@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from vizkit.collectives.exchanges import SCALE_BYTES
 from vizkit.errors import InvalidInputError
-from vizkit.runtime.compression.quantized import SCALE_BYTES, Quantized, quantize
+from vizkit.runtime.compression.quantized import Quantized, quantize
 from vizkit.sizes import whole_number
 
 
@@ -27,7 +28,8 @@ def to_message(numbers: torch.Tensor) -> torch.Tensor:
     torch.Size([2, 8, 68])
     """
     quantized = quantize(numbers)
-    return torch.cat([quantized.codes, quantized.scale.contiguous().view(torch.int8)], dim=-1)
+    scale = quantized.scale.flatten().view(torch.int8).view(*numbers.shape[:-1], SCALE_BYTES)
+    return torch.cat([quantized.codes, scale], dim=-1)
 
 
 def received(message: torch.Tensor) -> torch.Tensor:
@@ -45,5 +47,10 @@ def received(message: torch.Tensor) -> torch.Tensor:
             f"must be int8, with {SCALE_BYTES} bytes of scale after the codes",
             "give what to_message returned",
         )
-    scale = message[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # float32 must be aligned
-    return Quantized(message[..., :-SCALE_BYTES], scale.view(torch.float32)).dequantize()
+    return Quantized(message[..., :-SCALE_BYTES], scales(message).unsqueeze(-1)).dequantize()
+
+
+def scales(message: torch.Tensor) -> torch.Tensor:
+    """The scale of each token, in float32: half of it is by how much a number of that token may be off."""
+    aligned = message[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # float32 must be aligned
+    return aligned.flatten().view(torch.float32).view(message.shape[:-1])

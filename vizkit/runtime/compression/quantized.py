@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from vizkit.collectives.exchanges import SCALE_BYTES
 from vizkit.errors import InvalidInputError
 from vizkit.sizes import divides, is_whole
 
 MOST_BITS = 8
 FEWEST_BITS = 2
 BITS_OF_A_BYTE = 8
-SCALE_BYTES = 4
-"""Scales are float32."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vizkit.runtime.compression import scales
 from vizkit.runtime.tuning.comparison import LINKS, WORK, Comparison, Row, compare
 from vizkit.runtime.tuning.hierarchical import Levels, hierarchical_all_reduce, two_levels
 from vizkit.runtime.tuning.hooks import averaging, register
@@ -11,7 +12,6 @@ from vizkit.runtime.tuning.quantised import (
     quantise,
     quantised_all_gather,
     quantised_all_reduce,
-    scales,
 )
 from vizkit.runtime.tuning.training import ShardedSGD, Trained, Trainer, accumulate, train
 from vizkit.runtime.tuning.tunings import TUNINGS, Exchange, Tuning

@@ -8,19 +8,18 @@ from torch.nn.functional import pad
 
 from vizkit.collectives.exchanges import SCALE_BYTES
 from vizkit.errors import InvalidInputError
+from vizkit.runtime.compression import received, to_message
 from vizkit.sizes import whole_number
 
-LARGEST = 127
-"""Of int8; −128 is left out, so that both signs reach equally far."""
 BLOCK = 256
 
 
 def quantise(x: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
-    """`x` in int8: a uint8 tensor with one row for each block of `block` numbers, and its fp32 scale in the last four.
+    """`x` in int8: one row for each block of `block` numbers, with its fp32 scale in the last four bytes.
 
-    A number becomes the nearest multiple of its block's scale, which is 1/127 of the block's largest magnitude: no
-    number is off by more than half a scale. A block with an infinity or a NaN comes back as NaNs, so that a loss scaler
-    sees it. The last block is filled up with zeros. Raises `InvalidInputError` for what is no floating-point tensor.
+    Rows are messages of `vizkit.runtime.compression`: no number is off by more than half its block's scale. A block
+    with an infinity or a NaN comes back as NaNs, so that a loss scaler sees it. The last block is filled up with zeros.
+    Raises `InvalidInputError` for what is no floating-point tensor.
 
     >>> rows = quantise(torch.tensor([0.0, 1.0, -254.0, 100.4]), block=4)
     >>> rows.shape, dequantise(rows)
@@ -31,21 +30,15 @@ def quantise(x: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
         raise InvalidInputError.because("x", x.dtype, "only floating-point numbers are quantised", "use x.float()")
     flat = x.detach().flatten().float()
     blocks = pad(flat, (0, -len(flat) % block)).view(-(-len(flat) // block), block)
-    scale = blocks.abs().amax(dim=1) / LARGEST
-    levels = (blocks / torch.where(scale == 0, 1.0, scale)[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
-    return torch.cat([levels.view(torch.uint8), scale.view(torch.uint8).view(len(blocks), SCALE_BYTES)], dim=1)
+    is_finite = blocks.isfinite().all(dim=1)
+    rows = to_message(torch.where(is_finite[:, None], blocks, 0.0))
+    rows[~is_finite, -SCALE_BYTES:] = torch.tensor([torch.nan], device=rows.device).view(torch.int8)
+    return rows
 
 
 def dequantise(rows: torch.Tensor) -> torch.Tensor:
     """The fp32 numbers of `quantise`'s rows, one after the other; what filled the last block is at the end."""
-    levels = rows[..., :-SCALE_BYTES].view(torch.int8)
-    return (levels * scales(rows).view(*levels.shape[:-1], 1)).flatten()
-
-
-def scales(rows: torch.Tensor) -> torch.Tensor:
-    """The scale of each row's block; half of it is by how much a number of that block may be off."""
-    aligned = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # in a row they may begin anywhere
-    return aligned.view(torch.float32).flatten()
+    return received(rows).flatten()
 
 
 def quantised_all_gather(
