@@ -71,6 +71,8 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] =
         "microbatch 1000000000000000000",
     ),
     "no such peer": (lambda known, did: event(did, "Call").update(peer=10**12), "peer 1000000000000, of 2"),
+    "peer below none": (lambda known, did: event(did, "Call").update(peer=-2), "peer -2, of 2"),
+    "negative member": (lambda known, did: event(did, "Call").update(members=[-1, 0]), "member -1, of 2"),
     "no such member": (lambda known, did: event(did, "Call").update(members=[0, 9]), "member 9, of 2"),
 }
 

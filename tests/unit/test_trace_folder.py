@@ -138,6 +138,15 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path):
     assert found.body.result == {"loss": [0.5, None]}
 
 
+def test_a_rank_alone_may_call_collectives(tmp_path: Path):
+    """In a world of one, a collective without a root has no peer: −1, as anywhere."""
+    call = Call(call=0, kind=vk.SpanKind.ALL_REDUCE, group="dp", members=(0,), payload_bytes=4, **at(1, 2))
+    header = Header(run="r", rank=0, world_size=1, attempt=0, host="a", clock="c", began=Reading(1, 2), notes={})
+    record = replace(rank_record(0), events=(call,))
+    path = write_rank_file(tmp_path, header, Body(outcome=Outcome.RETURNED, ended=Reading(3, 4), record=record))
+    assert read_rank_file(path).body.record.events == (call,)
+
+
 def test_a_folder_is_one_trace_on_one_axis(tmp_path: Path):
     """Clocks an hour apart: each collective ends after its last member entered; the notes say how sure that is."""
     write(tmp_path, 0)

@@ -25,6 +25,7 @@ from vizkit import record as records
 from vizkit.errors import UnreadableTraceError
 from vizkit.memory_samples import CATEGORIES
 from vizkit.record import Call, Event, RankRecord, SpanClosed, SpanOpened
+from vizkit.trace import NONE
 
 SUFFIX = ".jsonl.gz"
 FORMAT = "vizkit rank"
@@ -251,19 +252,20 @@ def _check_record(record: RankRecord, header: Header) -> None:
             raise ValueError("a span was closed that nobody had opened")
         if isinstance(event, SpanOpened):
             label = event.label
-            _check_range(("stage", label.stage), ("microbatch", label.microbatch), below=_MOST_LABELLED)
+            labels = [("stage", label.stage), ("microbatch", label.microbatch)]
+            _check_range(*labels, lowest=-_MOST_LABELLED, below=_MOST_LABELLED)
         elif isinstance(event, Call):
-            ranks = [("member", member) for member in event.members]
-            _check_range(("peer", event.peer), *ranks, below=header.world_size)
+            _check_range(("peer", event.peer), lowest=NONE, below=header.world_size)
+            _check_range(*(("member", member) for member in event.members), lowest=0, below=header.world_size)
     times = [record.start_ns, record.end_ns, record.start_wall_ns, record.end_wall_ns]
     times += [time for event in record.events for time in (event.start_wall_ns, event.end_wall_ns)]
     if max(map(abs, times)) >= _LATEST_NS:
         raise ValueError(f"a time of {max(times, key=abs):.3g} ns")
 
 
-def _check_range(*numbers: tuple[str, int], below: int) -> None:
+def _check_range(*numbers: tuple[str, int], lowest: int, below: int) -> None:
     for name, number in numbers:
-        if not -below < number < below:
+        if not lowest <= number < below:
             raise ValueError(f"{name} {number}, of {below}")
 
 
