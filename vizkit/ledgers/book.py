@@ -238,10 +238,9 @@ def _explanations(
         calls, most = part.calls[ranks[0]], part.calls[fullest]
         if part.kind not in COLLECTIVE_KINDS and fullest not in ranks and calls <= most:
             fewer = most - calls
-            text = f"{fewer.total():,} of the {most.total():,} messages of rank {fullest} are not theirs to send"
-            found: tuple[Explanation, ...] = (
-                Explanation(Cause.PART_OF_THE_FULLEST, -bytes_of(fewer), text, fewer.total()),
-            )
+            count = fewer.total()
+            text = f"{count:,} message{'s' * (count != 1)} fewer than the {most.total():,} of rank {fullest}"
+            found: tuple[Explanation, ...] = (Explanation(Cause.PART_OF_THE_FULLEST, -bytes_of(fewer), text, count),)
         else:
             found = explain(calls, movements, part.kind, part.num_ranks, steps)
         for one in found:
