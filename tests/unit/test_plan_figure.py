@@ -8,6 +8,7 @@ import pytest
 
 import vizkit as vk
 from vizkit.figures.plan import MOST_BARS, PARTS, parts_of, plan_figure
+from vizkit.figures.theme import CLEAR
 
 GPT = vk.Transformer(num_layers=24, hidden=2304, heads=24, vocab=51200, seq=2048)
 PLAN = vk.plan(GPT, vk.hardware.dgx_a100(num_nodes=2), 64)
@@ -21,7 +22,7 @@ def parts(name: str, fig=None):
 def test_each_point_is_a_layout():
     """Memory and step time of the points are those of the plan's layouts; the front and the choices lie among them."""
     cloud, front, choices = (
-        parts(name) for name in ("layouts that fit", "no other is smaller and faster", "choices, by rank")
+        parts(name) for name in ("layouts that fit", "no other is smaller and faster", "first choices, numbered")
     )
     assert len(cloud.x) == len(PLAN.points)
     assert list(front.x) == sorted(front.x)
@@ -54,9 +55,11 @@ def test_the_summary_says_the_plan_and_the_choice():
 
 
 def test_a_plan_in_which_nothing_fits():
-    """No empty axes without a word: the figure and its summary say what would help."""
+    """No empty axes, whose numbers would mean nothing: the figure and its summary say what would help."""
     fig = plan_figure(TOO_LARGE)
     assert not TOO_LARGE
+    assert not fig.layout.xaxis.visible
+    assert not fig.layout.yaxis.visible
     assert fig.layout.annotations[0].text == "Nothing fits. The summary says what would make it fit."
     assert "0 fit" in vk.describe(fig)
 
@@ -86,10 +89,22 @@ def test_the_slider_and_a_click_choose_alike(view):
     view.choice.value = 2
     by_keyboard = view.words, view.pipeline.layout.title.text
     view.choice.value = 1
-    choices = next(trace for trace in view.picture.data if trace.name == "choices, by rank")
+    choices = next(trace for trace in view.picture.data if trace.name == "first choices, numbered")
     view._clicked(choices, type("Points", (), {"point_inds": [1]}), None)
     assert (view.words, view.pipeline.layout.title.text) == by_keyboard
     assert view.pipeline.layout.title.text.startswith("Number 2: ")
+
+
+def test_a_pipeline_drawn_shorter_than_planned_says_so(view):
+    """Its time and its bubble are those of fewer microbatches than the step has; a whole step needs no such word."""
+    place, piped = next((at, choice) for at, choice in enumerate(view.plan[:MOST_BARS], 1) if choice.layout.pp == 2)
+    assert piped.layout.num_microbatches == 8
+    view.choice.value = place
+    assert "microbatches" not in view.pipeline.layout.title.text
+    view.controls["global_batch"].value = 1024
+    longer = next(at for at, choice in enumerate(view.plan[:MOST_BARS], 1) if choice.layout.num_microbatches == 32)
+    view.choice.value = longer
+    assert view.pipeline.layout.title.text.endswith(" · drawn with 8 of 32 microbatches")
 
 
 def test_a_cluster_too_small_empties_the_picture_and_recovers(view):
@@ -98,6 +113,8 @@ def test_a_cluster_too_small_empties_the_picture_and_recovers(view):
     assert len(view.picture.data) == len(view.pipeline.data) == 0
     assert view.choice.disabled
     assert "0 fit" in view.summary.value
+    assert view.pipeline.layout.title.text == "No pipeline"
+    assert view.picture.layout.paper_bgcolor == view.pipeline.layout.paper_bgcolor == CLEAR, "also on a dark page"
     view.controls["cluster"].value = "DGX A100"
     assert len(view.picture.data) > 4
     assert not view.choice.disabled

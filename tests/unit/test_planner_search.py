@@ -155,6 +155,10 @@ class TestPlan:
         assert tuple(lines[13:]) == seven_billion.remedies
         assert max(map(len, lines[2:8])) < 120
 
+    def test_one_sequence_is_no_sequences(self):
+        """A batch of one."""
+        assert "\n1 sequence of 2,048, 2,048 tokens a step; " in str(plan(GPT_7B, dgx_a100(4), 1))
+
     def test_a_plan_is_a_value_for_the_clock(self, seven_billion):
         """It says "ideal", and is true where it holds something."""
         assert seven_billion

@@ -33,7 +33,7 @@ from vizkit.trace import Clock
 from vizkit.units import seconds_text
 
 MOST_BARS = 8
-ROW_PX, SCATTER_PX, GAP_PX, MARGIN_PX = 30, 330, 84, 180
+ROW_PX, SCATTER_PX, GAP_PX, MARGIN_PX, WORDS_PX = 30, 330, 84, 180, 180
 PARTS: Mapping[str, tuple[str, str]] = {
     "matrix products": (SKY_BLUE, ""),
     "element by element": (GREEN, ""),
@@ -67,7 +67,7 @@ def plan_figure(plan: Plan, *, chosen: int = 1, title: str | None = None) -> go.
     >>> from vizkit.transformer import Transformer
     >>> gpt = Transformer(num_layers=24, hidden=2304, heads=24, vocab=51200, seq=2048)
     >>> [part.name for part in plan_figure(plan(gpt, dgx_a100(num_nodes=1), 32)).data][:3]
-    ['layouts that fit', 'no other is smaller and faster', 'choices, by rank']
+    ['layouts that fit', 'no other is smaller and faster', 'first choices, numbered']
     """
     if not isinstance(plan, Plan):
         raise InvalidInputError.because(
@@ -89,10 +89,12 @@ def plan_words(plan: Plan, chosen: int = 1) -> str:
 
 def plan_picture(plan: Plan, *, chosen: int = 1, title: str | None = None) -> dict[str, Any]:
     """Data and layout of the figure as plain dicts; the choices' `customdata` are their places in the plan."""
-    shown = list(plan[:MOST_BARS]) if plan else []
-    bars_px = ROW_PX * max(len(shown), 1)
-    height = SCATTER_PX + GAP_PX + bars_px + MARGIN_PX
     heading = title or "Which layout: memory against time, and where the time goes"
+    if not plan:
+        return words_picture(heading, _subtitle(plan), "Nothing fits. The summary says what would make it fit.")
+    shown = list(plan[:MOST_BARS])
+    bars_px = ROW_PX * len(shown)
+    height = SCATTER_PX + GAP_PX + bars_px + MARGIN_PX
     layout = base_layout(heading, _subtitle(plan), height)
     area = height - MARGIN_PX
     layout |= {
@@ -122,9 +124,6 @@ def plan_picture(plan: Plan, *, chosen: int = 1, title: str | None = None) -> di
             "traceorder": "normal",
         },
     }
-    if not plan:
-        layout["annotations"] = [_note("Nothing fits. The summary says what would make it fit.")]
-        return {"data": [], "layout": layout}
     limit_gb = plan[0].prediction.memory_limit_bytes / 1e9
     line = {"color": VERMILLION, "dash": "dash"}
     above = {"y": 1, "yref": "y domain", "xanchor": "right", "yanchor": "top", "showarrow": False}
@@ -133,6 +132,14 @@ def plan_picture(plan: Plan, *, chosen: int = 1, title: str | None = None) -> di
     ]
     layout["annotations"] = [{**above, "x": math.log10(limit_gb), "text": "limit ", "font": {"color": VERMILLION}}]
     return {"data": [*_points(plan, shown, chosen), *_bars(shown)], "layout": layout}
+
+
+def words_picture(title: str, subtitle: str, words: str) -> dict[str, Any]:
+    """A sentence where there is nothing to draw: no axes, whose numbers would mean nothing."""
+    hidden = {"visible": False}
+    note = {"text": words, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False}
+    layout = base_layout(title, subtitle, WORDS_PX)
+    return {"data": [], "layout": layout | {"xaxis": hidden, "yaxis": hidden, "annotations": [note]}}
 
 
 def layout_text(choice: Choice) -> str:
@@ -181,7 +188,7 @@ def _points(plan: Plan, shown: Sequence[Choice], chosen: int) -> list[dict[str, 
             "marker": {"size": 7, "color": BLUE, "symbol": "diamond"},
         },
         {
-            **axes, **line(shown), "type": "scatter", "mode": "markers+text", "name": "choices, by rank",
+            **axes, **line(shown), "type": "scatter", "mode": "markers+text", "name": "first choices, numbered",
             "marker": {"size": 17, "color": ORANGE, "line": {"color": OUTLINE, "width": 1}},
             "texttemplate": "%{customdata}", "customdata": [choice.rank for choice in shown],
             "textfont": {"color": "#000", "size": 11},
@@ -232,16 +239,4 @@ def parts_of(choice: Choice) -> dict[str, float]:
         **{f"exposed {axis}": seconds for axis, seconds in found.exposed_s.items()},
         "bubble": found.bubble_s,
         "optimizer": found.optimizer_s,
-    }
-
-
-def _note(text: str) -> dict[str, Any]:
-    return {
-        "text": text,
-        "x": 0.5,
-        "y": 0.7,
-        "xref": "paper",
-        "yref": "paper",
-        "showarrow": False,
-        "font": {"size": 15},
     }

@@ -143,9 +143,10 @@ class Plan(Sequence[Choice]):
 
     def __str__(self) -> str:
         tokens = self.global_batch * self.model.seq
+        sequences = "sequences" if self.global_batch > 1 else "sequence"
         lines = [
             f"{_billions(self.model)} on {self.cluster}",
-            f"{self.global_batch:,} sequences of {self.model.seq:,}, {tokens:,} tokens a step; "
+            f"{self.global_batch:,} {sequences} of {self.model.seq:,}, {tokens:,} tokens a step; "
             f"{self.considered:,} layouts, {self.fitting:,} fit; times are {self.clock.value}",
         ]
         if self:

@@ -11,7 +11,7 @@ import ipywidgets
 from vizkit.errors import InvalidInputError
 from vizkit.figures.pipeline import picture as pipeline_picture
 from vizkit.figures.pipeline import sides_of
-from vizkit.figures.plan import MOST_BARS, layout_text, plan_picture, plan_words
+from vizkit.figures.plan import MOST_BARS, layout_text, plan_picture, plan_words, words_picture
 from vizkit.figures.redraw import json_of, redraw, widget_of
 from vizkit.hardware import PRESETS, Cluster
 from vizkit.planner import Plan, plan, timeline
@@ -34,10 +34,6 @@ BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 3072]
 MOST_DRAWN = 8
 """Microbatches of the timeline: more repeat what these show."""
 _STYLE, _LAYOUT = {"description_width": "9em"}, {"width": "26em"}
-_NOTHING: dict[str, Any] = {
-    "data": [],
-    "layout": {"height": 60, "xaxis": {"visible": False}, "yaxis": {"visible": False}},
-}
 
 
 def planner(
@@ -117,10 +113,13 @@ class PlanExplorer(ipywidgets.VBox):
 
     def _pipeline_picture(self) -> dict[str, Any]:
         if not self.plan:
-            return _NOTHING
+            return words_picture("No pipeline", "nothing fits, so there is no layout to look into", "")
         chosen = self.plan[self.choice.value - 1]
         trace = timeline(self._model, chosen.layout, self._cluster, most_microbatches=MOST_DRAWN)
         label = f"Number {self.choice.value}: {layout_text(chosen)}"
+        drawn, planned = int(trace.microbatch.max()) + 1, chosen.layout.num_microbatches
+        if drawn < planned:
+            label += f" · drawn with {drawn} of {planned:,} microbatches"
         return pipeline_picture(sides_of([trace], [label]), label)
 
     def _bind_choice(self) -> None:
@@ -152,7 +151,7 @@ class PlanExplorer(ipywidgets.VBox):
     def _listen(self) -> None:
         """Clicks on numbered points and on bars choose; points of others have no number."""
         for part in self.picture.data:
-            if part.name == "choices, by rank" or part.type == "bar":
+            if part.name == "first choices, numbered" or part.type == "bar":
                 part.on_click(self._clicked)
 
     def _clicked(self, _: Any, points: Any, __: Any) -> None:
