@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter as Multiset
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OperationKey = tuple[object, ...]
+STOPPED = "stopped"
+"""The note of a record whose run somebody stopped: how far it had come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,46 @@ def operation_keys(rank: RankRecord) -> list[OperationKey]:
         keys.append((*channel, seen[channel]))
         seen[channel] += 1
     return keys
+
+
+def finished_part(record: Record) -> Record:
+    """What could go on to its end: each rank without its first communication that a member lacks, and what follows it.
+
+    A run that was stopped in the middle leaves such communications; a replay would wait for them.
+    """
+    ranks = {rank.rank: rank for rank in record.ranks}
+    while True:
+        entered: dict[OperationKey, set[int]] = defaultdict(set)
+        for rank in ranks.values():
+            for key in operation_keys(rank):
+                entered[key].add(rank.rank)
+        lacking = [
+            (rank, call) for rank in ranks.values() for call in [_first_lacking(rank, entered)] if call is not None
+        ]
+        if not lacking:
+            return replace(record, ranks=tuple(ranks.values()))
+        ranks |= {rank.rank: _ended_before(rank, call) for rank, call in lacking}
+
+
+def _first_lacking(rank: RankRecord, entered: Mapping[OperationKey, set[int]]) -> Call | None:
+    for call, key in zip(rank.calls, operation_keys(rank), strict=True):
+        is_message = call.kind in (SpanKind.SEND, SpanKind.RECEIVE)
+        if not {rank.rank, call.peer}.union(() if is_message else call.members).issubset({*entered[key], NONE}):
+            return call
+    return None
+
+
+def _ended_before(rank: RankRecord, call: Call) -> RankRecord:
+    events = rank.events[: rank.events.index(call)]
+    opened = sum(isinstance(event, SpanOpened) - isinstance(event, SpanClosed) for event in events)
+    at = {
+        "before_ns": call.before_ns,
+        "after_ns": call.before_ns,
+        "start_wall_ns": call.start_wall_ns,
+        "end_wall_ns": call.start_wall_ns,
+    }
+    closed = (SpanClosed(**at),) * opened
+    return replace(rank, events=(*events, *closed), end_ns=call.before_ns, end_wall_ns=call.start_wall_ns)
 
 
 def communication_span(rank: int, call: Call, operation: int, start_ns: int, end_ns: int) -> Span:

@@ -179,7 +179,9 @@ def test_a_view_that_raises_does_not_harm_the_run(where: str, trouble: str):
 
 
 def interrupt(state: LiveState) -> None:
-    raise KeyboardInterrupt
+    """Once the ranks are connected: one that still waits for a connection hears nothing and is killed."""
+    if state.done > 2:
+        raise KeyboardInterrupt
 
 
 def test_the_kernels_own_stop_works_as_before():

@@ -16,6 +16,9 @@ from tests.renumbered import renumbered
 from tests.strategies import traces
 from vizkit.errors import InvalidInputError
 from vizkit.findings import RULES, Finding, FindingKind, diagnose
+from vizkit.findings.evidence import Evidence, Machine
+from vizkit.findings.imbalance import imbalance
+from vizkit.findings.straggler import straggler
 from vizkit.fingerprints import Fingerprint, Noted, counters_of
 from vizkit.record import Record
 from vizkit.replay import replay
@@ -289,3 +292,55 @@ def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(InvalidInputError) as caught:
         diagnose(**arguments)
     assert str(caught.value) == message
+
+
+def data_parallel_steps(work_ms: np.ndarray) -> Trace:
+    """Row `step` of `work_ms` is what each rank computes before the step's all-reduce, which takes no time."""
+    spans, now = [], 0
+    for step, by_rank in enumerate((work_ms * MS).astype(int).tolist()):
+        end = now + max(by_rank)
+        for rank, work in enumerate(by_rank):
+            spans.append(Span(rank, "F", now, now + work))
+            spans.append(Span(rank, "wait", now + work, end, operation=step))
+            spans.append(Span(rank, "all_reduce", end, end, operation=step))
+        now = end
+    return Trace.from_spans(spans, clock="virtual")
+
+
+def jittered(size: int, seed: int, factors: dict[int, float]) -> np.ndarray:
+    """30 steps of 20 ms, give or take a tenth; some ranks take longer by their factor."""
+    work_ms = 20 * np.random.default_rng(seed).normal(1, 0.1, (30, size))
+    for rank, factor in factors.items():
+        work_ms[:, rank] *= factor
+    return work_ms
+
+
+def late_in(trace: Trace, measured: bool) -> list[tuple[FindingKind, tuple[int, ...]]]:
+    machine = Machine(Record(()), 2, 1, trace) if measured else None
+    evidence = Evidence(trace, machine=machine)
+    return [(f.kind, f.ranks) for rule in (straggler, imbalance) for f in rule(evidence)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_equal_ranks_of_a_crowded_machine_are_not_accused(size: int):
+    """Jitter of 10 % makes equal ranks wait over 5 % of the time: chance where it was measured, else the work."""
+    traces = [data_parallel_steps(jittered(size, seed, {})) for seed in range(10)]
+    assert [late_in(trace, measured=True) for trace in traces] == [[]] * 10
+    assert any(late_in(trace, measured=False) for trace in traces)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_a_slow_rank_is_found_in_spite_of_jitter(size: int):
+    """Half as much again in each step, or four times once: both are more than chance."""
+    for seed in range(10):
+        assert late_in(data_parallel_steps(jittered(size, seed, {1: 1.5})), measured=True) == [(K.STRAGGLER, (1,))]
+    once = np.full((3, size), 20.0)
+    once[1, 1] *= 4
+    assert late_in(data_parallel_steps(once), measured=True) == [(K.STRAGGLER, (1,))]
+
+
+def test_unequal_shares_are_found_in_spite_of_jitter():
+    """1, 1.2, 1.4 and 1.6 times the work: 0.3 of 1.6 is waited."""
+    for seed in range(10):
+        work_ms = jittered(4, seed, {1: 1.2, 2: 1.4, 3: 1.6})
+        assert late_in(data_parallel_steps(work_ms), measured=True) == [(K.IMBALANCE, (3,))]

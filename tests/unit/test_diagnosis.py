@@ -8,9 +8,19 @@ import pytest
 
 from vizkit.errors import CollectiveMismatchError
 from vizkit.runtime.board import Board, Operation, State, create_board
-from vizkit.runtime.diagnosis import at_fault, cycle, doomed, is_consequence, is_timeout, misfit, stuck_text
+from vizkit.runtime.diagnosis import (
+    at_fault,
+    cycle,
+    doomed,
+    failure_text,
+    is_consequence,
+    is_timeout,
+    misfit,
+    own_failures_text,
+    stuck_text,
+)
 from vizkit.runtime.transport import anonymous_file
-from vizkit.runtime.worker import Failure, Raised
+from vizkit.runtime.worker import ASKED_TO_STOP, Failure, Raised
 from vizkit.trace import SpanKind
 
 ALL = (0, 1, 2)
@@ -200,3 +210,33 @@ def test_a_long_run_does_not_confuse_old_operations_with_new_ones() -> None:
         ranks.boards[0].finished(ranks.boards[0].post(all_reduce(number, (0, 1))))
     ranks.waits(1, all_reduce(1, (0, 1)))
     assert ranks.stuck(gone=(0,)) == []
+
+
+@pytest.mark.parametrize(
+    ("type_name", "text", "said"),
+    [
+        ("ValueError", "much", "rank 2 raised ValueError: much"),
+        ("SystemExit", "0", "rank 2 called sys.exit(0) and has no result; return from the function instead"),
+        (
+            "SystemExit",
+            ASKED_TO_STOP,
+            "rank 2 got SIGTERM, though nobody stopped this launch, and has no result; look for what ends processes on "
+            "this machine: a job's time limit, a guard of its memory, the function itself",
+        ),
+    ],
+)
+def test_a_failure_says_what_to_do_where_the_exception_does_not(type_name: str, text: str, said: str) -> None:
+    """A rank that somebody outside has stopped did not call `sys.exit`."""
+    assert failure_text(Failure(2, 0, (Raised(type_name, text, ()),))) == said
+
+
+def test_of_ranks_that_were_stopped_only_what_is_their_own_is_told() -> None:
+    """That they were stopped, and that a peer had gone, is what Stop means."""
+    ends = [
+        Failure(3, 0, (Raised("ValueError", "no disk", (("/home/train.py", 3, "save"),)),)),
+        Failure(0, 0, (Raised("SystemExit", ASKED_TO_STOP, ()),)),
+        Failure(1, 0, (Raised("RuntimeError", "gloo: Connection closed by peer", ()),)),
+        Failure(2, 0, (Raised("SystemExit", "3", ()),)),
+    ]
+    assert own_failures_text(ends) == "; meanwhile rank 3 raised ValueError: no disk"
+    assert own_failures_text(ends[1:]) == ""

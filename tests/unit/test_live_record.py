@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from vizkit.errors import InvalidInputError
 from vizkit.runtime import current, live_record
+from vizkit.runtime.board import Board, create_board
 from vizkit.runtime.live_record import MAX_NAMES, POINTS_KEPT, STEPS_KEPT, LiveBoard, LiveRecord, Point, StopAtStep
 from vizkit.runtime.progress import log, progress
 from vizkit.runtime.recorder import BACKWARD_BEGAN, CALL, WAIT, blocked_in_backward_ns
@@ -187,6 +190,86 @@ def test_a_long_name_is_refused(rank: LiveRecord):
     with pytest.raises(InvalidInputError) as refused:
         log(**{"é" * 13: 1.0})
     assert str(refused.value) == f"log={'é' * 13!r}: a name has up to 24 bytes; use {'é' * 12}"
+
+
+@pytest.mark.parametrize("name", ["", "a\0", "two\nlines", "\ud800"])
+def test_a_name_can_be_printed(descriptor: int, rank: LiveRecord, name: str):
+    """An empty name would hide those after it, and a line break would tear the summary."""
+    with pytest.raises(InvalidInputError) as refused:
+        log(**{name: 1.0})
+    assert str(refused.value) == (
+        f"log={name!r}: a name stands beside its curve, in one line; use letters, such as vk.log(loss=0.3)"
+    )
+    log(loss=1.0)
+    assert LiveBoard(descriptor, 2).points_of(1, {}) == {"loss": [(1, 1.0)]}
+
+
+def test_a_loss_that_is_to_be_differentiated_is_logged_without_a_warning(
+    descriptor: int, rank: LiveRecord, recwarn: pytest.WarningsRecorder
+):
+    """`vk.log(loss=loss)` before the backward is the usual thing to write."""
+    log(loss=torch.ones(1, requires_grad=True).sum() * 2)
+    assert LiveBoard(descriptor, 2).points_of(1, {}) == {"loss": [(1, 2.0)]}
+    assert not recwarn.list
+
+
+class Stream(IterableDataset):
+    """Samples without a number."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_a_loader_over_a_stream_has_an_unknown_total(rank: LiveRecord):
+    """It has a `len` that raises."""
+    with pytest.raises(TypeError):
+        len(DataLoader(Stream()))
+    assert sum(1 for _ in progress(DataLoader(Stream()))) == 3
+    assert rank.steps == 3
+
+
+@pytest.mark.parametrize("total", [-1, 2.5, "many", 2**63])
+def test_a_total_is_a_count(rank: LiveRecord, total: object):
+    """The message has the value, the rule and the remedy; 0 stands for a total that nobody knows."""
+    with pytest.raises(InvalidInputError) as refused:
+        next(progress("ab", total=total))  # type: ignore[arg-type]
+    assert str(refused.value) == f"total={total!r}: is a number of steps; use total=100, or 0 where it is unknown"
+    assert list(progress("ab", total=0)) == ["a", "b"]
+
+
+def test_a_label_is_text(rank: LiveRecord):
+    """Refused before the first step."""
+    with pytest.raises(InvalidInputError) as refused:
+        next(progress("ab", label=None))  # type: ignore[arg-type]
+    assert str(refused.value) == 'label=None: stands before the count as text; use label="step"'
+
+
+@pytest.mark.parametrize(("label", "shown"), [("é" * 17, "é" * 16), ("x" + "é" * 16, "x" + "é" * 15), ("\ud800", "?")])
+def test_a_long_label_ends_with_a_whole_letter(label: str, shown: str):
+    """32 bytes are kept, and half a letter is none."""
+    file = anonymous_file("board")
+    create_board(1, file)
+    board = Board(file, 1, 0)
+    board.show_progress(1, 2, label)
+    assert board.progress_of(0) == (1, 2, shown)
+    os.close(file)
+
+
+def test_threads_that_log_new_names_at_once_get_a_place_each(descriptor: int, rank: LiveRecord):
+    """Two names in one place would mix their curves."""
+    start = threading.Barrier(MAX_NAMES)
+
+    def log_own(index: int) -> None:
+        start.wait()
+        log(**{f"n{index}": index})
+
+    threads = [threading.Thread(target=log_own, args=(index,)) for index in range(MAX_NAMES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    points = LiveBoard(descriptor, 2).points_of(1, {})
+    assert {name: point.value for name, (point,) in points.items()} == {f"n{i}": i for i in range(MAX_NAMES)}
 
 
 def test_outside_a_rank_nothing_happens():

@@ -97,3 +97,14 @@ def test_a_line_that_rewrites_itself_shows_what_was_left_standing() -> None:
     transcript.end(0)
     transcript.show()
     assert stream.getvalue() == "[rank 0] 100 %\n[rank 0] \ufffd\ufffd\n[rank 0] no end\n"
+
+
+def test_a_script_may_ask_for_another_buffering() -> None:
+    """`sys.stdout.reconfigure(line_buffering=True)` at the top of a script does no harm in a rank."""
+    reader, writer = os.pipe()
+    stream = TaggedStream(writer, lambda: 7)
+    stream.reconfigure(line_buffering=True, encoding="ascii")
+    stream.write("é\n")
+    assert os.read(reader, 100) == b"\x1e7\x1f\xc3\xa9\n"
+    os.close(reader)
+    os.close(writer)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from tests.handmade import gpipe, record
+from vizkit.errors import InvalidInputError
 from vizkit.lanes import Lane
-from vizkit.record import Call, Record, Wait, collectives_table, operation_keys, wall_trace
+from vizkit.record import Call, Record, Wait, collectives_table, finished_part, operation_keys, wall_trace
+from vizkit.replay import replay
 from vizkit.trace import Role, Span
 
 
@@ -122,3 +124,18 @@ def test_waits_for_calls_before_the_record_are_ignored() -> None:
     rank = record([("post", "a", "all_reduce"), ("wait", "a")]).ranks[0]
     waits = tuple(event for event in rank.events if isinstance(event, Wait))
     assert [kind for kind, *_ in wall_lane(Record((replace(rank, events=waits),)))] == ["compute", "wait"]
+
+
+def test_of_a_run_that_was_stopped_what_all_ranks_finished_can_be_replayed() -> None:
+    """Rank 0 never came to the second collective: neither what follows it on rank 1 counts, nor what waits for that."""
+    first = [("work", 100), ("post", "a", "all_reduce"), ("wait", "a"), ("open", "F"), ("work", 50)]
+    behind = [*first, ("post", "r", "receive", {"peer": 1}), ("wait", "r"), ("close",)]
+    ahead = [*first, ("post", "b", "all_reduce"), ("wait", "b"), ("close",), ("post", "s", "send", {"peer": 0})]
+    stopped = record(behind, ahead)
+    with pytest.raises(InvalidInputError, match="rank 1 never sent what rank 0 receives"):
+        replay(stopped, link=None)
+    part = finished_part(stopped)
+    assert [[call.kind.value for call in rank.calls] for rank in part.ranks] == [["all_reduce"], ["all_reduce"]]
+    assert replay(part, link=None).duration_ns == 150
+    assert {span.kind.value for span in wall_trace(part)} == {"compute", "all_reduce", "wait", "F"}
+    assert finished_part(part) == part

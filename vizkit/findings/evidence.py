@@ -17,6 +17,10 @@ from vizkit.trace import NONE, NS_PER_S, Role, SpanKind, Trace
 
 NOTICEABLE_SHARE = 0.05
 """Of the makespan: what costs less is not worth a finding."""
+JITTER_SHARE = 0.2
+"""Of the makespan, where work was measured: chance makes equal ranks of a crowded machine wait up to half as long."""
+STEADY_SHARE = 0.1
+"""The same for what the same rank does again and again, which chance does not."""
 PASSES = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.BACKWARD_INPUT, SpanKind.BACKWARD_WEIGHT)
 _MESSAGES = (SpanKind.SEND, SpanKind.RECEIVE)
 
@@ -47,6 +51,15 @@ class Evidence:
 
     def is_noticeable(self, cost_s: float, share: float = NOTICEABLE_SHARE) -> bool:
         return cost_s > 0 and cost_s >= share * self.trace.duration_ns / NS_PER_S
+
+    def is_beyond_jitter(self, cost_s: float, is_steady: bool) -> bool:
+        """Whether waiting for late ranks has a cause; times that were given or simulated have no jitter.
+
+        `is_steady`: it is the same ranks all the time.
+        """
+        if self.machine is None:
+            return self.is_noticeable(cost_s)
+        return self.is_noticeable(cost_s, STEADY_SHARE if is_steady else JITTER_SHARE)
 
     def share_text(self, cost_s: float) -> str:
         """A cost as a share of the makespan."""

@@ -18,7 +18,8 @@ def imbalance(evidence: Evidence) -> Iterator[Finding]:
     """Stages of a pipeline with unequal work, or ranks that arrive at collectives one after the other.
 
     Cost in a pipeline: the compute of the longest rank in passes, less the mean. Elsewhere: waiting at collectives for
-    the last rank, mean over the ranks, if neither a single rank nor a serial transfer is the cause.
+    the last rank, mean over the ranks, if neither a single rank nor a serial transfer is the cause. Measured work has
+    jitter: there that counts from 20 % of the makespan on, or from 10 % where the same ranks have most all the time.
     """
     yield from _stages(evidence) if evidence.is_pipeline else _shares(evidence)
 
@@ -27,7 +28,7 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
     trace = evidence.trace
     passes = Intervals.of(trace, trace.is_kind(*PASSES) & (trace.stage != NONE)).lengths_ns()[evidence.ranks]
     cost_s = float((passes.max() - passes.mean()) / NS_PER_S)
-    if not evidence.is_noticeable(cost_s):
+    if not evidence.is_beyond_jitter(cost_s, is_steady=True):
         return
     longest = tuple(evidence.ranks[passes == passes.max()].tolist())
     yield Finding(
@@ -48,6 +49,8 @@ def _shares(evidence: Evidence) -> Iterator[Finding]:
     computed = evidence.parts.compute[evidence.ranks]
     spread_s = (computed.max() - computed.mean()) / NS_PER_S
     rotates = spread_s < late.total_s / 2
+    if not evidence.is_beyond_jitter(late.total_s, is_steady=not rotates):
+        return
     if rotates and any(serial_transfer(evidence)):  # they come one after the other because they work so
         return
     longest = () if rotates else tuple(evidence.ranks[computed == computed.max()].tolist())

@@ -13,11 +13,12 @@ def straggler(evidence: Evidence) -> Iterator[Finding]:
     """A rank to which 70 % or more of all waiting at collectives is due.
 
     Cost: what the others would wait less if it arrived together with the next to last, mean over the ranks. Messages of
-    pipelines do not count, where waiting follows from the order of the stages.
+    pipelines do not count, where waiting follows from the order of the stages. Measured work has jitter: there it
+    counts from 20 % of the makespan on, or from 10 % where that rank is the last more often than chance explains.
     """
     late = evidence.lateness
     rank = late.culprit
-    if rank is None or not evidence.is_noticeable(late.saved_s[rank]):
+    if rank is None or not evidence.is_beyond_jitter(float(late.saved_s[rank]), late.is_steady(rank)):
         return
     cost_s = float(late.saved_s[rank])
     computed = evidence.parts.compute

@@ -87,8 +87,8 @@ def slow_ranks(
         slower_in = int((times[rank] > others[middle]).sum())
         slowest_in = int((times[rank] > others[-1]).sum())
         chance = min(
-            _tail(steps, slower_in, (len(others) - middle) / size),
-            _tail(steps, slowest_in, 1 / size),
+            binomial_tail(steps, slower_in, (len(others) - middle) / size),
+            binomial_tail(steps, slowest_in, 1 / size),
         )
         median, others_median = float(medians[rank]), float(np.median(np.delete(medians, rank)))
         chance = min(1.0, chance * TESTS * size)
@@ -97,10 +97,10 @@ def slow_ranks(
     return tuple(sorted(found, key=lambda slow: (-slow.median_s, slow.rank)))
 
 
-def _tail(trials: int, hits: int, probability: float) -> float:
+def binomial_tail(trials: int, hits: int, probability: float) -> float:
     """Chance of at least `hits` of `trials`.
 
-    >>> _tail(2, 1, 0.5)
+    >>> binomial_tail(2, 1, 0.5)
     0.75
     """
     return float(

@@ -211,7 +211,8 @@ class Board:
 
     def show_progress(self, done: int, total: int, label: str) -> None:
         """Note how far a long step has come; `total` is 0 where that is unknown."""
-        _PROGRESS.pack_into(self._memory, self._base + _PROGRESS_AT, done, total, label.encode()[:32])
+        text = label.encode(errors="replace")[:32]
+        _PROGRESS.pack_into(self._memory, self._base + _PROGRESS_AT, done, total, text)
 
     def posted_by(self, rank: int) -> int:
         """Number of communications that `rank` has entered."""
@@ -264,7 +265,7 @@ class Board:
     def progress_of(self, rank: int) -> tuple[int, int, str]:
         """Steps done, steps in all (0: unknown) and label that `rank` reports."""
         done, total, label = _PROGRESS.unpack_from(self._memory, rank * RECORD_BYTES + _PROGRESS_AT)
-        return done, total, label.rstrip(b"\0").decode(errors="replace")
+        return done, total, label.rstrip(b"\0").decode(errors="ignore")  # its last letter may be cut in the middle
 
     def snapshots(self) -> list[Snapshot]:
         return [self.snapshot(rank) for rank in range(self._world_size)]

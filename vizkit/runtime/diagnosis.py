@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vizkit.errors import RankReport
 from vizkit.runtime.board import Posted, Snapshot, State, mismatch
-from vizkit.runtime.worker import Failure, Raised
+from vizkit.runtime.worker import ASKED_TO_STOP, Failure, Raised
 from vizkit.trace import SpanKind
 
 RUNTIME_FOLDER = str(Path(__file__).parent)
@@ -29,7 +29,8 @@ SHORT = 120
 _OMISSIONS = {SpanKind.SEND: "received", SpanKind.RECEIVE: "sent"}
 CONSEQUENCES = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Socket Timeout|Timed out|timed out|wait timeout|Connect timeout|"
-    r"stopped by the notebook|remote process exited|NCCL communicator was aborted|unhandled system error"
+    r"stopped by the notebook|stopped by SIGTERM|remote process exited|NCCL communicator was aborted|"
+    r"unhandled system error"
 )
 TIMEOUTS = re.compile(r"Timed out|timed out|wait timeout|Socket Timeout|Connect timeout")
 
@@ -240,6 +241,40 @@ def _speaks_of_others(raised: Raised) -> bool:
         return raised.type_name == "SystemExit"
     place = raised.frames[-1][0] if raised.frames else ""
     return place.startswith(RUNTIME_FOLDER) or bool(_COMMUNICATING.search(place) or _BACKENDS.search(raised.text))
+
+
+def failure_text(failure: Failure) -> str:
+    """Why a rank has no result, and what to do where the exception does not say it."""
+    rank, last = failure.rank, failure.last
+    if last.text == ASKED_TO_STOP and last.type_name == SystemExit.__name__:
+        return (
+            f"rank {rank} got SIGTERM, though nobody stopped this launch, and has no result; look for what ends "
+            "processes on this machine: a job's time limit, a guard of its memory, the function itself"
+        )
+    if last.type_name == SystemExit.__name__:
+        return f"rank {rank} called sys.exit({last.text}) and has no result; return from the function instead"
+    return f"rank {rank} raised {exception_line(last)}"
+
+
+def own_failures_text(failures: Iterable[Failure]) -> str:
+    """What went wrong in ranks while they were being stopped, other than that they were."""
+    return "".join(
+        f"; meanwhile rank {failure.rank} raised {short(exception_line(failure.last))}"
+        for failure in sorted(failures, key=lambda failure: failure.rank)
+        if not (_speaks_of_others(failure.last) and CONSEQUENCES.search(failure.last.text))
+        and failure.last.type_name != SystemExit.__name__
+    )
+
+
+def stop_text(killed: Sequence[int]) -> str:
+    """How the ranks ended that somebody stopped.
+
+    >>> stop_text([]), stop_text([1])
+    ('the ranks were stopped', 'rank 1 did not stop when asked and was killed')
+    """
+    if not killed:
+        return "the ranks were stopped"
+    return f"{ranks_text(killed)} did not stop when asked and {'were' if len(killed) > 1 else 'was'} killed"
 
 
 def traceback_text(failure: Failure) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vizkit.errors import InvalidInputError, RunStoppedError
-from vizkit.record import Record
+from vizkit.record import STOPPED, Record
 from vizkit.runtime import current, transport
 from vizkit.runtime.board import MAX_RANKS
 from vizkit.runtime.device import Placement, count_gpus, place
@@ -146,6 +146,8 @@ def launch_at(
         os.close(call)
     notes = {"backend": placement.backend, "device": placement.device.value, "world_size": str(size)}
     notes |= {"hosts": where} if where else {}
+    if supervisor.stopped:
+        notes[STOPPED] = supervisor.summary.progress if supervisor.summary else "at once"
     is_whole = all(record is not None for _, record in answers)
     run = Run(
         results=[result for result, _ in answers],

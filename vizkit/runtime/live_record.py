@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
@@ -76,6 +77,7 @@ class LiveRecord:
         self._base = _base(world_size, rank)
         self._posted_bytes = 0
         self._names: dict[str, list[int]] = {}  # where the name stands, and how many values it has had
+        self._adding_name = threading.Lock()  # threads of a rank may log, too
         self._has_optimizer = False
         self._log_has_counted = False  # the step that is going on
         self.open_loops = 0
@@ -133,6 +135,14 @@ class LiveRecord:
             self.step()
 
     def _add_name(self, name: str) -> list[int]:
+        if not name.isprintable() or not name:
+            raise InvalidInputError.because(
+                "log", name, "a name stands beside its curve, in one line", "use letters, such as vk.log(loss=0.3)"
+            )
+        with self._adding_name:
+            return self._names.get(name) or self._add_printable(name)
+
+    def _add_printable(self, name: str) -> list[int]:
         if len(self._names) == MAX_NAMES:
             known = ", ".join(self._names)
             raise InvalidInputError.because(
@@ -145,9 +155,10 @@ class LiveRecord:
                 f"a name has up to {NAME_BYTES} bytes",
                 f"use {name.encode()[:NAME_BYTES].decode(errors='ignore')}",
             )
-        entry = self._names[name] = [len(self._names), 0]
+        entry = [len(self._names), 0]
         at = self._base + _NAMES_AT + entry[0] * _NAME.size
         _NAME.pack_into(self._memory, at, name.encode(), 0)
+        self._names[name] = entry
         return entry
 
     @property
@@ -158,6 +169,8 @@ class LiveRecord:
 
 def _number(name: str, value: object) -> float:
     try:
+        if getattr(value, "requires_grad", False):
+            value = value.detach()  # type: ignore[attr-defined]  # torch warns of the number of a loss otherwise
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):  # torch raises RuntimeError for several elements
         kind = type(value).__name__

@@ -39,6 +39,9 @@ class TaggedStream(io.TextIOBase):
     def writable(self) -> bool:
         return True
 
+    def reconfigure(self, **options: object) -> None:
+        """Scripts ask a stream for another encoding or buffering; this one stays as it is, and does no worse."""
+
     def write(self, text: str) -> int:
         with self._lock:
             *lines, self._partial = (self._partial + text).split("\n")

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import html
+import operator
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol, TypeVar
 
+from vizkit.errors import InvalidInputError
 from vizkit.runtime import current
 
 Item = TypeVar("Item")
 Report = tuple[int, int, str]
 PATIENCE_S = 0.7
 WIDTH = 30
+MAX_TOTAL = 2**63 - 1
 
 
 def progress(items: Iterable[Item], total: int | None = None, label: str = "") -> Iterator[Item]:
     """Go through `items` in a rank and show in the notebook how far it has come; outside a rank, just go through them.
 
-    `total` defaults to `len(items)` where that is known. The slowest rank is what the bar shows.
+    `total` defaults to `len(items)` where that is known; 0 means that it is not. The bar shows the slowest rank, and
+    the first 32 bytes of `label`. Raises `InvalidInputError` for a total that is no count and a label that is no text.
 
     >>> list(progress("ab"))
     ['a', 'b']
     """
-    size = total if total is not None else len(items) if isinstance(items, Sized) else 0
+    size = _length(items) if total is None else _count(total)
+    if not isinstance(label, str):
+        raise InvalidInputError.because("label", label, "stands before the count as text", 'use label="step"')
     board, live = current.board(), current.live()
     if board is None:
         yield from items
@@ -45,11 +52,26 @@ def progress(items: Iterable[Item], total: int | None = None, label: str = "") -
                 live.step()
 
 
+def _length(items: Iterable[object]) -> int:
+    """0 where it is unknown: a loader over a stream has a `len` that raises."""
+    with contextlib.suppress(TypeError, NotImplementedError):
+        return len(items) if isinstance(items, Sized) else 0
+    return 0
+
+
+def _count(total: Any) -> int:
+    with contextlib.suppress(TypeError):
+        if 0 <= (count := operator.index(total)) <= MAX_TOTAL:
+            return count
+    raise InvalidInputError.because("total", total, "is a number of steps", "use total=100, or 0 where it is unknown")
+
+
 def log(**numbers: object) -> None:
     """Note numbers of this step by name, such as the loss, for the live view; outside a rank nothing happens.
 
     Numbers are whatever `float` takes, a tensor with one element included; where nobody watches they are not looked
-    at. A rank notes up to 8 names, of up to 24 bytes. Raises `InvalidInputError` for more, and for what is no number.
+    at. A rank notes up to 8 names, of 1 to 24 bytes that can be printed. Raises `InvalidInputError` for others, and for
+    what is no number.
 
     >>> log(loss=0.3)
     """

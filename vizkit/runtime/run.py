@@ -61,9 +61,12 @@ class Run:
         `link` is what communication costs: 20 µs and 10 GB/s unless said otherwise; `vizkit.links.Links` has a fast one
         inside nodes and a slow one between them; None: nothing, as `vk.simulate` has it unless it is given a link.
         `durations` in seconds by kind of span replace the measured CPU time and make the replay exact and the same in
-        every run; without them all that the ranks computed counts, set-up included.
+        every run; without them all that the ranks computed counts, set-up included. Of a run that was stopped, what all
+        ranks have finished is replayed.
         """
-        return replay(self.record, link=link, durations=durations)
+        stopped = records.STOPPED in self.record.notes
+        record = records.finished_part(self.record) if stopped else self.record
+        return replay(record, link=link, durations=durations)
 
     @functools.cached_property
     def collectives(self) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from vizkit.runtime.output import Transcript
 from vizkit.runtime.processes import exit_text, processor_ticks
 from vizkit.runtime.progress import NoBar, PatientBar, bar_for_this_place
 from vizkit.runtime.rank_handle import RankHandle
-from vizkit.runtime.worker import STACK_SIGNAL, Message, Setup
+from vizkit.runtime.worker import STACK_SIGNAL, Failure, Message, Setup
 from vizkit.runtime.worker import main as rank_main
 
 POLL_S = 0.05
@@ -61,22 +61,25 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
+        with contextlib.ExitStack() as ending:  # runs the last part first, and all of them whatever one raises
+            for part in (self._close_files, self._close_watch, self._show_all, self._bar.close):
+                ending.callback(part)
             self.stop()
             if isinstance(error, KeyboardInterrupt) and not error.args:
-                error.args = (self._stop_text(),)
-        finally:
-            self._bar.close()
-            self._show_all()
-            if self._watch:
-                self.summary = self._watch.close()
-            for handle in self._handles:
-                for descriptor in (*handle.outputs, handle.stacks):
-                    os.close(descriptor)
-                handle.channel.close()
-            for descriptor in (self._board_file, *self._answers.values()):
+                error.args = (diagnosis.stop_text(self._killed),)
+
+    def _close_watch(self) -> None:
+        if self._watch:
+            self.summary = self._watch.close()
+
+    def _close_files(self) -> None:
+        for handle in self._handles:
+            for descriptor in (*handle.outputs, handle.stacks):
                 os.close(descriptor)
-            self._selector.close()
+            handle.channel.close()
+        for descriptor in (self._board_file, *self._answers.values()):
+            os.close(descriptor)
+        self._selector.close()
 
     @property
     def logs(self) -> list[str]:
@@ -137,10 +140,14 @@ class Supervisor:
                 break
             self._look_for_hang()
             self._look_for_overtime()
-        return [
+        answers = [
             transport.unpack_result(h.rank, self._answers[h.rank]) if h.answered else (None, None)
             for h in self._handles
         ]
+        if self.stopped:
+            ends = [answer for answer, _ in answers if isinstance(answer, Failure)]  # of ranks that were stopped
+            self.stopped += diagnosis.own_failures_text([*ends, *(h.failure for h in self._handles if h.failure)])
+        return [(None if isinstance(answer, Failure) else answer, record) for answer, record in answers]
 
     def _step(self) -> None:
         epochs = [self._board.posted_by(handle.rank) for handle in self._handles]
@@ -232,13 +239,10 @@ class Supervisor:
         else:
             first = min(causes or failures, key=lambda failure: failure.time_ns)
             rank, text = first.rank, diagnosis.traceback_text(first)
-            shown = f"rank {rank} raised {diagnosis.exception_line(first.last)}"
+            shown = diagnosis.failure_text(first)
             is_mismatch = first.last.type_name.endswith(CollectiveMismatchError.__name__)
             if is_mismatch and (found := diagnosis.misfit(rank, self._board.snapshots())):
                 rank, shown = found
-            elif first.last.type_name == SystemExit.__name__:
-                call = f"sys.exit({first.last.text})"
-                shown = f"rank {rank} called {call} and has no result; return from the function instead"
         consequences = {failure.rank for failure in failures if diagnosis.is_consequence(failure)}
         self._raise(RankFailedError, rank, shown, text, fates, [], consequences)
 
@@ -348,17 +352,24 @@ class Supervisor:
             elif not handle.over:
                 self._signal(handle, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
-        for handle in self._handles:
-            while handle.process.is_alive() and time.monotonic() < deadline:
-                handle.process.join(POLL_S / 5)
-                self._drain(handle)  # a rank that is blocked on a full pipe could not leave
-            if handle.process.is_alive():
-                handle.process.kill()
-                self._killed.append(handle.rank)
-            if handle.process.pid:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(handle.process.pid, signal.SIGKILL)  # what the rank itself has started
-            handle.process.join()
+        try:
+            for handle in self._handles:
+                while handle.process.is_alive() and time.monotonic() < deadline:
+                    handle.process.join(POLL_S / 5)
+                    self._drain(handle)  # a rank that is blocked on a full pipe could not leave
+        finally:  # also where somebody interrupts a second time
+            for handle in self._handles:
+                self._kill(handle)
+
+    def _kill(self, handle: RankHandle) -> None:
+        """End a rank that has not ended, and whatever it has started."""
+        if handle.process.is_alive():
+            handle.process.kill()
+            self._killed.append(handle.rank)
+        if handle.process.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(handle.process.pid, signal.SIGKILL)
+        handle.process.join()
 
     def _stop_on_request(self, watch: LiveWatch) -> None:
         """End after a step that all ranks do; where that takes long, ask who computes, then free who waits."""
@@ -376,18 +387,12 @@ class Supervisor:
         deaf = [handle.rank for handle in self._handles if not handle.over]
         self.stop(deaf)
         self._killed = sorted({*self._killed, *deaf})
-        self.stopped = self._stop_text()
+        self.stopped = diagnosis.stop_text(self._killed)
 
     def _give_time(self, seconds: float, is_settled: Callable[[RankHandle], bool]) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not all(map(is_settled, self._handles)):
             self._step()
-
-    def _stop_text(self) -> str:
-        if not self._killed:
-            return "the ranks were stopped"
-        verb = "were" if len(self._killed) > 1 else "was"
-        return f"{diagnosis.ranks_text(self._killed)} did not stop when asked and {verb} killed"
 
     def _signal(self, handle: RankHandle, number: signal.Signals) -> None:
         if handle.process.pid and handle.process.is_alive():

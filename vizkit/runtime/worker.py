@@ -17,7 +17,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing import connection, current_process, parent_process
-from typing import Any
+from typing import Any, NoReturn
 
 from vizkit.runtime import current, namespaces, transport
 from vizkit.runtime.board import Board, State
@@ -28,6 +28,7 @@ from vizkit.runtime.output import TaggedStream
 ORPHANED = 9
 PR_SET_PDEATHSIG = 1
 STACK_SIGNAL = signal.SIGUSR1
+ASKED_TO_STOP = "stopped by SIGTERM"
 
 
 class Message(enum.IntEnum):
@@ -103,8 +104,9 @@ def main(channel: socket.socket) -> None:
     try:
         tag, answer = _live(setup, board, live, files[Message.CALL])
         board.enter_state(State.FAILED if tag is Message.FAILURE else State.RETURNED)
-        for stream in streams:
-            stream.finish()
+        with contextlib.suppress(OSError):  # the program may have closed them
+            for stream in streams:
+                stream.finish()
         transport.send_file(channel, tag, answer)
         code = int(tag is Message.FAILURE)
         channel.recv(1)  # peers may still need this rank's connections: stay until the notebook lets go
@@ -144,7 +146,7 @@ def _end_with_parent() -> None:
 
 
 def _leave(signum: int, frame: object) -> None:
-    raise SystemExit("stopped by the notebook")
+    raise SystemExit(ASKED_TO_STOP)
 
 
 def _live(setup: Setup, board: Board, live: LiveRecord | None, call: int) -> tuple[Message, int]:
@@ -158,15 +160,38 @@ def _live(setup: Setup, board: Board, live: LiveRecord | None, call: int) -> tup
         function, arguments, keywords = transport.unpack(call)
         board.enter_state(State.RUNNING)
         recorder.start()
+        rank = os.getpid()
         try:
             result = function(*arguments, **keywords)
         finally:
+            if os.getpid() != rank:
+                _end_fork()
             recorder.stop()
+            _keep_standard_files_open()
         return Message.RESULT, transport.pack_result(setup.rank, result, recorder.harvest())
     except BaseException as error:
         if live is not None and live.is_stop_wanted and recorder is not None and recorder.stopped is not None:
-            return Message.STOPPED, transport.pack_result(setup.rank, None, recorder.harvest())
+            why = describe_failure(setup.rank, error)
+            return Message.STOPPED, transport.pack_result(setup.rank, why, recorder.harvest())
         return Message.FAILURE, transport.pack(describe_failure(setup.rank, error), f"failure-{setup.rank}")
+
+
+def _end_fork() -> NoReturn:
+    """A process that the function has forked, and that comes back from it, is no rank and ends as any other does."""
+    error = sys.exc_info()[1]
+    is_failure = error is not None and not isinstance(error, SystemExit)
+    if is_failure:
+        traceback.print_exception(error)
+    os._exit(int(is_failure))
+
+
+def _keep_standard_files_open() -> None:
+    """An answer with the number of an output that the function has closed would get what is left to print."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def _join(setup: Setup, board: Board, live: LiveRecord | None) -> Any:
@@ -227,7 +252,7 @@ def describe_failure(rank: int, error: BaseException) -> Failure:
         chain.append(
             Raised(
                 type_name=_type_name(type(current_error)),
-                text=_text(current_error),
+                text=_text(current_error) + _members_text(current_error),
                 frames=tuple(frame for frame in frames if frame[0] != __file__),
                 notes=tuple(map(str, getattr(current_error, "__notes__", ()))),
                 introduction=introduction,
@@ -245,6 +270,14 @@ def _type_name(kind: type) -> str:
     return (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
+
+
+def _members_text(error: BaseException) -> str:
+    """The exceptions of a group, one a line."""
+    if not isinstance(error, BaseExceptionGroup):
+        return ""
+    lines = [f"{_type_name(type(member))}: {_text(member)}{_members_text(member)}" for member in error.exceptions]
+    return "".join("\n  " + line.replace("\n", "\n  ") for line in lines)
 
 
 def _text(error: BaseException) -> str:
