@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from vizkit.cli import main
 from vizkit.cli.demo import last_steps, mean_by_step
 from vizkit.runtime.digits import Lesson, digits, network
 from vizkit.runtime.fitness import Fact, Fitness
+from vizkit.runtime.torchrun import place_here
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,42 @@ def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
         "vizkit: environment='RANK': WORLD_SIZE, MASTER_ADDR, MASTER_PORT is missing, which torchrun sets too; start "
         "with torchrun, or unset RANK to run on this machine alone\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("RANK", "x", "is no whole number from 0 to 1"),
+        ("RANK", "2", "is no whole number from 0 to 1"),
+        ("WORLD_SIZE", "0", "is no whole number from 1 on"),
+        ("LOCAL_WORLD_SIZE", "0", "is no whole number from 1 on"),
+        ("LOCAL_RANK", "2", "is no whole number from 0 to 1"),
+        ("MASTER_PORT", "70000", "is no whole number from 0 to 65535"),
+    ],
+)
+def test_an_environment_of_no_rank_is_refused(name: str, value: str, rule: str):
+    """What should be a number and is none, or one that no rank can have."""
+    here = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    with pytest.raises(vk.InvalidInputError) as refused:
+        place_here({**here, name: value})
+    assert str(refused.value) == f"{name}={value!r}: {rule}; start with torchrun, which sets it, or mend what sets it"
+
+
+def test_a_reader_that_wants_no_more_gets_no_traceback(repository: Path, tmp_path: Path):
+    """`report … | head -1`: the page is written, and the status is the shell's for SIGPIPE."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-c", "import sys; from vizkit.cli import main; sys.exit(main(sys.argv[1:]))"]
+    trace = tmp_path / "trace.json"
+    vk.write_chrome_trace(
+        vk.simulate(vk.schedule("GPipe", num_ranks=2, num_microbatches=2), vk.Durations(F=1, B=2)), trace
+    )
+    page = tmp_path / "page.html"
+    done = subprocess.run(
+        [*words, "report", str(trace), "-o", str(page)], stdout=writer, stderr=subprocess.PIPE, cwd=repository
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr, page.exists()) == (141, b"", True)
 
 
 MODULE = """

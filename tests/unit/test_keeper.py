@@ -9,16 +9,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 import vizkit as vk
-from vizkit.formats.rank_file import Header, Outcome, file_name, read_rank_file
+from vizkit.formats.rank_file import Header, Outcome, file_name, read_rank_file, write_rank_file
 from vizkit.lanes import Label
 from vizkit.record import SpanClosed, SpanOpened
 from vizkit.runtime import keeper as keeping
 from vizkit.runtime.attempts import agent_name, clock_name, meet
-from vizkit.runtime.keeper import Keeper, Stopped, read_clocks
+from vizkit.runtime.keeper import Keeper, Stopped, plain_result, read_clocks, words_of
+from vizkit.runtime.process_group import GroupInfo
 from vizkit.runtime.recorder import Recorder
 
 PATIENCE_S = 30
@@ -105,3 +108,67 @@ def test_names_of_clock_and_agent_hold_within_a_process():
     thread.join()
     assert found == [(clock_name(), agent_name())]
     assert clock_name() != agent_name()
+
+
+def test_what_a_program_may_return_raise_or_name_is_kept(tmp_path: Path, recorder: Recorder, monkeypatch):
+    """NaN comes back as NaN, numpy's numbers as numbers, half a character escaped; also after chdir."""
+    monkeypatch.chdir(tmp_path)
+    kept = Keeper(recorder, Path("traces"), header())
+    Path("traces").mkdir()
+    with kept.watching():
+        monkeypatch.chdir("/")
+        group = GroupInfo("0", (0,))
+        recorder.note_call((0, vk.SpanKind.SEND, group, 4, 0, np.int64(7), ()), None, time.monotonic_ns(), None, True)
+        recorder.stop()
+        detail = words_of(ValueError("half \udcff"))
+        kept.finish(Outcome.RETURNED, recorder.harvest(), detail, {"loss": float("nan"), "best": [float("-inf")]})
+    body = read_rank_file(tmp_path / "traces" / file_name(0, 0)).body
+    assert repr(body.result) == "{'loss': nan, 'best': [-inf]}"
+    assert body.detail == "ValueError: half \\udcff"
+    assert [call.tag for call in body.record.calls] == [7]
+
+
+def test_a_tensor_without_a_list_is_kept_as_text():
+    """Torch raises RuntimeError for the elements of a sparse tensor; that is no reason to lose the record."""
+    text, is_text = plain_result({"mask": torch.eye(2).to_sparse()})
+    assert is_text
+    assert text.startswith("{'mask': tensor(indices=")
+
+
+def test_an_exception_without_a_text_is_kept():
+    """Its class stays, and that it raised."""
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise KeyError("nothing")
+
+    assert words_of(MuteError()) == "MuteError: <str() raised KeyError>"
+
+
+def test_a_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch):
+    """A full disk: neither half a file nor a hidden one stays."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_rank_file(tmp_path, header())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [None, "first", 1.5, 2**31])
+def test_a_stage_or_microbatch_is_a_whole_number(value: object):
+    """What no file could hold is refused where it is written, not where it is read."""
+    with pytest.raises(vk.InvalidInputError) as refused:
+        vk.span("forward", kind="F", microbatch=value)
+    assert str(refused.value) == (
+        f"microbatch={value!r}: is no whole number of 32 bits; count from 0, or leave microbatch out where it does "
+        "not apply"
+    )
+
+
+def test_labels_of_numpy_and_names_of_half_characters_are_made_plain():
+    """`for microbatch in np.arange(4)` is usual; half a character comes from names of files."""
+    label = vk.span("a\udcff", microbatch=np.int64(3), stage=torch.tensor(1))._label
+    assert (label.name, type(label.microbatch), label.microbatch, label.stage) == ("a\\udcff", int, 3, 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 import vizkit as vk
 from vizkit.cli import demo, doctor, report, run
 
+STATUS_OF_SIGPIPE = 128 + 13
 _COMMANDS = (doctor, demo, run, report)
 
 
@@ -39,7 +41,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.words and arguments.command != "run":
         top.error(f"unrecognized arguments after --: {' '.join(arguments.words)}")
     try:
-        return int(arguments.run(arguments))
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads, such as `head`, wants no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return STATUS_OF_SIGPIPE
     except (vk.InvalidInputError, vk.UnreadableTraceError, vk.TransportError) as error:
         print(f"vizkit: {error}", file=sys.stderr)
         return 2

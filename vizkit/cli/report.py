@@ -26,13 +26,13 @@ def report(arguments: argparse.Namespace) -> int:
     """Reads the traces, prints a summary, and writes the page."""
     check_out(arguments.out)
     story = told(arguments.path, arguments.partial)
-    for heading, text in story.sections:
-        print(f"{heading}\n{text}\n")
 
     from vizkit.figures.html import write_html
 
     title = f"{arguments.path.resolve().name}: what each rank did"
     page = write_html(arguments.out, figures(story.traces), title=title, sections=story.sections)
+    for heading, text in story.sections:
+        print(f"{heading}\n{text}\n")
     print(f"{arguments.out} shows it; it needs no network ({bytes_text(page.stat().st_size)}).")
     return 0
 

@@ -7,10 +7,13 @@ those of the record are on the host's CLOCK_MONOTONIC, which readings of both cl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import gzip
+import json
+import operator
 import os
 import re
 import typing
@@ -31,6 +34,7 @@ SUFFIX = ".jsonl.gz"
 FORMAT = "vizkit rank"
 FORMAT_VERSION = 1
 _TAG = "event"
+_EXACT_RESULT = "exact_result"
 _NAME = re.compile(r"rank(\d+)-attempt(\d+)")
 _MOST_LABELLED = 2**31
 _LATEST_NS = 2**62
@@ -110,13 +114,19 @@ def file_name(rank: int, attempt: int) -> str:
 def write_rank_file(folder: str | Path, header: Header, body: Body | None = None) -> Path:
     """Write the file of a rank, whole or not at all, and return its path; without `body` only who it is."""
     path = Path(folder) / file_name(header.rank, header.attempt)
-    lines = [_encoder().encode(header)]
+    lines = [_encoded(header)]
     if body is not None:
-        lines.append(_encoder().encode({**_shallow(body), "record": _plain_record(body.record)}))
+        fields = {**_shallow(body), "record": _plain_record(body.record)}
+        lines.append(_encoded(fields | _exact_result(body.result)))
     packed = gzip.compress(b"\n".join(lines) + b"\n", compresslevel=3, mtime=0)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(packed)
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(packed)
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -146,10 +156,12 @@ def read_rank_file(path: Path) -> RankFile:
     try:
         raw = msgspec.json.decode(lines[1], type=dict[str, msgspec.Raw])
         fields = {name: msgspec.json.decode(value) for name, value in raw.items() if name != "record"}
+        if _EXACT_RESULT in fields:
+            fields["result"] = json.loads(fields[_EXACT_RESULT])
         body = msgspec.convert({**fields, "record": None}, _BodyWithoutRecord)
         record = _record(raw["record"])
         _check_record(record, header)
-    except (KeyError, TypeError, ValueError, OverflowError, msgspec.DecodeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, msgspec.DecodeError) as error:
         raise _unreadable(path, f"holds a damaged record ({type(error).__name__}: {error})") from error
     return RankFile(path, header, Body(**{**_shallow(body), "record": record}))
 
@@ -202,13 +214,41 @@ def _shallow(struct: msgspec.Struct) -> dict[str, Any]:
 
 @functools.cache
 def _encoder() -> msgspec.json.Encoder:
-    return msgspec.json.Encoder(enc_hook=_plain_array)
+    return msgspec.json.Encoder(enc_hook=_plain_value)
 
 
-def _plain_array(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
+    if hasattr(value, "__index__"):  # whole numbers of numpy and torch, which a program may give as a tag
+        return operator.index(value)
     raise NotImplementedError(f"{type(value).__name__} has no place in a rank's file")
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return _encoder().encode(value)
+    except UnicodeEncodeError:
+        return _encoder().encode(_well_formed(msgspec.to_builtins(value, enc_hook=_plain_value)))
+
+
+def _well_formed(plain: Any) -> Any:
+    """The same with lone surrogates escaped, which names of files and messages of exceptions may hold; UTF-8 cannot."""
+    if isinstance(plain, str):
+        return plain.encode("utf-8", "backslashreplace").decode()
+    if isinstance(plain, dict):
+        return {_well_formed(key): _well_formed(value) for key, value in plain.items()}
+    return [_well_formed(value) for value in plain] if isinstance(plain, list | tuple) else plain
+
+
+def _exact_result(result: Any) -> dict[str, str]:
+    """The result as a text, where it holds NaN or infinity: JSON proper has only null for them."""
+    with contextlib.suppress(RecursionError):  # nested too deep for this encoder, not for the other
+        try:
+            json.dumps(result, allow_nan=False)
+        except ValueError:
+            return {_EXACT_RESULT: json.dumps(result)}
+    return {}
 
 
 def _plain_record(record: RankRecord) -> dict[str, Any]:

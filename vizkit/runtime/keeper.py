@@ -52,7 +52,7 @@ class Keeper:
 
     def __init__(self, recorder: Recorder, folder: Path, header: Header) -> None:
         self._recorder = recorder
-        self._folder = folder
+        self._folder = folder.absolute()  # the program may change its directory
         self._header = header
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -126,6 +126,19 @@ def _stop(signum: int, frame: object) -> None:
     raise Stopped(STATUS_OF_SIGTERM)
 
 
+def words_of(error: BaseException) -> str:
+    """What is kept of an exception, also where its text cannot be had or has no end.
+
+    >>> words_of(ValueError("no")), words_of(KeyboardInterrupt())
+    ('ValueError: no', 'KeyboardInterrupt')
+    """
+    try:
+        text = str(error)
+    except Exception as failure:
+        text = f"<str() raised {type(failure).__name__}>"
+    return f"{type(error).__name__}{': ' * bool(text)}{text}"[:_MAX_TEXT]
+
+
 def plain_result(result: Any) -> tuple[Any, bool]:
     """The result as plain data and False, or where it is none, or too long, its text and True.
 
@@ -134,12 +147,10 @@ def plain_result(result: Any) -> tuple[Any, bool]:
     >>> plain_result(print)
     ('<built-in function print>', True)
     """
-    try:
+    with contextlib.suppress(Exception):  # tensors of some layouts and objects of users raise whatever they like
         plain = msgspec.to_builtins(result, enc_hook=_plain)
         if len(msgspec.json.encode(plain)) <= MAX_RESULT_BYTES:
             return plain, False
-    except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError):
-        pass
     with contextlib.suppress(Exception):
         return repr(result)[:_MAX_TEXT], True
     return f"<{type(result).__name__}>", True

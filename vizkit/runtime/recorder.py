@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ CALL, WAIT, OPENED, CLOSED, BACKWARD_BEGAN, BACKWARD_ENDED, FINGERPRINT = range(
 A mark is None where it was not read, because the event before or after it has the same."""
 
 _BACKWARD_KINDS = (SpanKind.BACKWARD, SpanKind.BACKWARD_INPUT, SpanKind.BACKWARD_WEIGHT)
+_MOST_LABELLED = 2**31
 _BACKWARD = Label(SpanKind.BACKWARD, "backward")
 _OPTIMIZER = Label(SpanKind.OPTIMIZER, "optimizer step")
 _SPAN_KINDS = {
@@ -307,12 +309,25 @@ def unrecorded() -> Iterator[None]:
     recorder.note_wait((), wall, mark)
 
 
+def _number(what: str, value: Any) -> int:
+    """A stage or microbatch as traces and files hold it: 32 bits."""
+    try:
+        number = operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # torch raises any of them for what is no whole number
+        number = None
+    if number is None or not -_MOST_LABELLED <= number < _MOST_LABELLED:
+        raise InvalidInputError.because(
+            what, value, "is no whole number of 32 bits", f"count from 0, or leave {what} out where it does not apply"
+        )
+    return number
+
+
 class span(ContextDecorator):  # noqa: N801 - reads as a statement: with vk.span(...)
     """Labels the compute inside it on this rank's timeline; outside a rank it does nothing.
 
     `kind` is the value or name of a compute kind of `SpanKind`: "F", "B", "I", "W", "optimizer", "data", "compute".
     `stage` and `microbatch` are numbers for pipelines, −1 where they do not apply. Spans nest: time belongs to the
-    innermost. Raises `InvalidInputError` for another kind.
+    innermost. Raises `InvalidInputError` for another kind, and for a `stage` or `microbatch` that is no whole number.
 
     >>> with span("forward", kind="F", microbatch=2, stage=1):
     ...     pass
@@ -328,7 +343,10 @@ class span(ContextDecorator):  # noqa: N801 - reads as a statement: with vk.span
         if known is None:
             valid = ", ".join(kind.value for kind in dict.fromkeys(_SPAN_KINDS.values()))
             raise InvalidInputError.because("kind", kind, "is not a kind of compute", f"use one of {valid}")
-        self._label = Label(known, str(name), stage, microbatch)
+        name = str(name)
+        if not name.isascii():  # a lone surrogate has no place in a file or on a page
+            name = name.encode("utf-8", "backslashreplace").decode()
+        self._label = Label(known, name, _number("stage", stage), _number("microbatch", microbatch))
         self._depths: list[int] = []
 
     def __enter__(self) -> span:

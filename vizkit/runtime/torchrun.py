@@ -56,7 +56,7 @@ class Settings:
 def place_here(environment: Mapping[str, str] = os.environ) -> Place | None:
     """The rank that this process is, or None outside torchrun (and whatever else sets the variables of `env://`).
 
-    Raises `InvalidInputError` where only some of them are set.
+    Raises `InvalidInputError` where only some of them are set, or one holds no number that it can be.
 
     >>> place_here({})
     >>> place_here({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}).local_rank
@@ -73,9 +73,28 @@ def place_here(environment: Mapping[str, str] = os.environ) -> Place | None:
             f"{', '.join(missing)} is missing, which torchrun sets too",
             f"start with torchrun, or unset {', '.join(given)} to run on this machine alone",
         )
-    rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    local_world_size = int(environment.get("LOCAL_WORLD_SIZE", world_size))
-    return Place(rank, world_size, int(environment.get("LOCAL_RANK", rank % local_world_size)), local_world_size)
+    _number(environment, "MASTER_PORT", 0, below=2**16)
+    world_size = _number(environment, "WORLD_SIZE", 1)
+    rank = _number(environment, "RANK", 0, below=world_size)
+    local_world_size = _number(environment, "LOCAL_WORLD_SIZE", 1, default=world_size)
+    local_rank = _number(environment, "LOCAL_RANK", 0, below=local_world_size, default=rank % local_world_size)
+    return Place(rank, world_size, local_rank, local_world_size)
+
+
+def _number(
+    environment: Mapping[str, str], name: str, lowest: int, below: int | None = None, default: int | None = None
+) -> int:
+    text = environment.get(name, "" if default is None else str(default))
+    try:
+        number = int(text)
+    except ValueError:
+        number = lowest - 1
+    if number < lowest or (below is not None and number >= below):
+        span = f"from {lowest} on" if below is None else f"from {lowest} to {below - 1}"
+        raise InvalidInputError.because(
+            name, text, f"is no whole number {span}", "start with torchrun, which sets it, or mend what sets it"
+        )
+    return number
 
 
 def prepare() -> None:
@@ -176,7 +195,7 @@ def _agree(store: Any, here: Place, settings: Settings, backend: str, device: st
 
 
 def _recorded(recorder: Any, header: Header, folder: Path | None, call: Callable[[], Any]) -> Any:
-    from vizkit.runtime.keeper import Keeper, Stopped
+    from vizkit.runtime.keeper import Keeper, Stopped, words_of
 
     if folder is None:
         recorder.start()
@@ -192,7 +211,7 @@ def _recorded(recorder: Any, header: Header, folder: Path | None, call: Callable
             outcome, detail = Outcome.STOPPED, "SIGTERM"
             raise
         except BaseException as error:
-            outcome, detail = Outcome.RAISED, f"{type(error).__name__}: {error}"
+            outcome, detail = Outcome.RAISED, words_of(error)
             raise
         finally:
             recorder.stop()
