@@ -161,6 +161,13 @@ def test_a_reader_that_wants_no_more_gets_no_traceback(repository: Path, tmp_pat
     assert (done.returncode, done.stderr, page.exists()) == (141, b"", True)
 
 
+def test_a_report_of_a_simulated_trace(tmp_path: Path):
+    """Its counter of activations has no bytes, so the page has no figure of memory."""
+    ideal = vk.simulate(vk.schedule("GPipe", num_ranks=2, num_microbatches=2), vk.Durations(F=1, B=2))
+    path = vk.write_chrome_trace(ideal, tmp_path / "run.json")
+    assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
+
+
 MODULE = """
 import torch
 import torch.distributed as dist

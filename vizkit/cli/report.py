@@ -9,7 +9,7 @@ from typing import Any
 
 import vizkit as vk
 from vizkit.formats.rank_folder import rank_files, read_run
-from vizkit.memory_samples import CATEGORIES
+from vizkit.metrics.memory import holdings
 from vizkit.units import bytes_text
 
 
@@ -79,7 +79,7 @@ def figures(traces: tuple[vk.Trace, ...]) -> list[Any]:
     drawn = [vk.timeline(trace) for trace in traces]
     if vk.metrics.traffic(first).operations:
         drawn.append(vk.traffic_map(first))
-    if any(counter.name in CATEGORIES for counter in first.counters):
+    if holdings(first):  # a simulated trace counts activations too, in microbatches
         drawn.append(vk.memory_figure(first))
     return drawn
 
