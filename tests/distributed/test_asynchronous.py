@@ -6,9 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
 
 import vizkit as vk
 from vizkit.runtime.asynchronous import Arrival, arrival_order, contribute, serve
@@ -54,6 +56,7 @@ def in_one_process(order: Sequence[int], rate_of: Callable[[int], float]) -> tup
         ({2: 1, 1: 1}, 4, [1, 2, 1, 2]),
         ({1: 1, 2: 1, 3: 3}, 7, [1, 2, 1, 2, 1, 2, 3]),
         ({1: 10, 2: 0.5}, 3, [2, 2, 2]),
+        ({1: 0.1, 2: 0.3}, 4, [1, 1, 1, 2]),
     ],
 )
 def test_gradients_arrive_as_fast_as_their_ranks_are(seconds: Mapping[int, float], num: int, expected: list[int]):
@@ -134,3 +137,58 @@ def test_times_that_cannot_be_are_refused(seconds: Mapping[int, float], message:
     with pytest.raises(vk.InvalidInputError) as caught:
         arrival_order(seconds, 3)
     assert str(caught.value) == message
+
+
+GRADIENTS = {
+    "short": lambda weights: weights[:1],
+    "half": lambda weights: weights.half(),
+    "long": lambda weights: torch.cat([weights, weights]),
+    "list": lambda weights: weights.tolist(),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("short", "gradient='torch.float32 of shape (1,)': the weights are torch.float32 of shape (2,)"),
+        ("half", "gradient='torch.float16 of shape (2,)': the weights are torch.float32 of shape (2,)"),
+        ("long", "gradient='torch.float32 of shape (4,)': the weights are torch.float32 of shape (2,)"),
+        ("list", "gradient='list': must be a tensor; return a vector"),
+    ],
+)
+def test_a_gradient_unlike_the_weights_is_refused(name: str, message: str) -> None:
+    """Gloo would take one with fewer bytes, and the rest of the buffer for numbers."""
+
+    def train():
+        if dist.get_rank() == 0:
+            return serve(START, 2, lambda staleness: 0.1)
+        return contribute(START, lambda weights, _: GRADIENTS[name](weights))
+
+    with pytest.raises(vk.RankFailedError) as caught:
+        vk.launch(train, world_size=2, device="cpu")
+    assert caught.value.rank == 1
+    assert message in caught.value.remote_traceback
+
+
+@pytest.mark.parametrize("weights", [torch.zeros(2, 2), torch.zeros(0), torch.zeros(2, dtype=torch.int64)], ids=str)
+def test_weights_that_are_no_vector_are_refused(weights: torch.Tensor) -> None:
+    with pytest.raises(vk.InvalidInputError) as caught:
+        contribute(weights, lambda weights, _: weights)
+    assert str(caught.value) == (
+        f"weights='{weights.dtype} of shape {tuple(weights.shape)}': must be a vector of floating-point numbers; "
+        "use torch.nn.utils.parameters_to_vector(model.parameters())"
+    )
+
+
+def test_any_sequence_is_an_order_and_any_vector_a_gradient() -> None:
+    """An array of numpy; weights and gradients that autograd follows, and a gradient with gaps in memory."""
+
+    def train():
+        weights = nn.utils.parameters_to_vector([nn.Parameter(START)])
+        if dist.get_rank() == 0:
+            return serve(weights, 2, lambda staleness: 0.5, np.array([1, 2]))
+        goal = nn.Parameter(torch.ones(2))
+        return contribute(weights, lambda weights, _: torch.stack([weights - goal, weights], dim=1)[:, 0])
+
+    (weights, _), *counts = vk.launch(train, world_size=3, device="cpu").results
+    assert (weights.tolist(), weights.requires_grad, counts) == ([1.0, 1.0], False, [1, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import threading
 import time
@@ -39,6 +40,28 @@ def test_afterwards_the_process_is_as_before() -> None:
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
+def test_inside_another_the_smaller_share_counts_and_the_outer_one_goes_on() -> None:
+    with throttled(SHARE):
+        with throttled(0.9):
+            assert burn(0.05) > 0.05 / SHARE * 0.8
+        assert burn(0.05) > 0.05 / SHARE * 0.8
+
+
+def test_a_timer_that_runs_already_goes_on() -> None:
+    """As a profiler's, with its handler."""
+    ticks: list[int] = []
+    before = signal.signal(signal.SIGPROF, lambda signum, _: ticks.append(signum))
+    try:
+        signal.setitimer(signal.ITIMER_PROF, 0.01, 0.01)
+        with throttled(SHARE):
+            pass
+        burn(0.1)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    assert ticks
+
+
 def throttled_rank() -> tuple[float, float]:
     """Rank 1 has the quota; both end with one all-reduce of what they computed."""
     total = torch.ones(1000) * dist.get_rank()
@@ -70,7 +93,9 @@ def test_a_throttled_rank_is_slow_on_the_wall_clock_only() -> None:
         ((1.5,), "share=1.5: must be over 0 and at most 1; use 0.25 for a quarter"),
         ((float("nan"),), "share=nan: must be over 0 and at most 1; use 0.25 for a quarter"),
         (("half",), "share='half': must be over 0 and at most 1; use 0.25 for a quarter"),
+        ((1e-320,), "share=1e-320: is so small that nothing would get done; use 0.001 or more"),
         ((0.5, 0), "slice_s=0: must be positive and finite; use 0.005 for 5 ms"),
+        ((0.5, 1e30), "slice_s=1e+30: must be at most a minute; use 0.005 for 5 ms"),
     ],
 )
 def test_another_share_is_refused(arguments, message: str) -> None:
@@ -117,3 +142,30 @@ def test_work_is_repeated_a_whole_number_of_times() -> None:
     with pytest.raises(vk.InvalidInputError) as caught:
         repeated(nn.Identity(), 0)
     assert str(caught.value) == "times=0: must be a whole number, at least 1; use times=1"
+
+
+class Scaled(nn.Module):
+    """Gives two outputs where asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor, *, pair: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        return (x, x) if pair else x * self.weight
+
+
+def test_a_deep_copy_of_repeated_work_has_its_own_parameters() -> None:
+    """Also where it is repeated twice over."""
+    module = repeated(repeated(Scaled(), 2), 3)
+    other = copy.deepcopy(module)
+    nn.init.constant_(other.weight, 5.0)
+    assert (module(torch.ones(1)).item(), other(torch.ones(1)).item()) == (1, 5)
+
+
+def test_only_one_tensor_is_repeated() -> None:
+    """Arguments by name reach the module."""
+    with pytest.raises(vk.InvalidInputError) as caught:
+        repeated(Scaled(), 2)(torch.ones(1), pair=True)
+    rule = "must be one floating-point tensor to be repeated; repeat a module inside this one"
+    assert str(caught.value) == f"output='tuple': {rule}"

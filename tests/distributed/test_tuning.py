@@ -255,6 +255,91 @@ def test_sharded_sgd_is_sgd_within_half_a_scale() -> None:
         assert 0 < (a - b).abs().max() <= largest / 127
 
 
+def low_precision(exchange: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """A model that starts differently on each rank, in bfloat16."""
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(5, 3).bfloat16()
+    trainer = vt.Trainer(model, vt.Tuning("x", exchange, learning_rate=1e-4), vt.two_levels(1), mean_of)
+    start = [p.detach().float() for p in model.parameters()]
+    for _ in range(100):
+        trainer.step([(torch.ones(2, 5).bfloat16(), torch.zeros(2))])
+    return start, [p.detach().float() for p in model.parameters()]
+
+
+def mean_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return model(batch[0]).mean()
+
+
+def test_sharded_sgd_starts_with_rank_0_and_adds_up_small_updates_in_fp32() -> None:
+    """100 updates of a bias by a 3,000th each: in bfloat16, with 8 bits of mantissa, most would be lost."""
+    (start, end), other = vk.launch(
+        low_precision, "reduce-scatter, int8 all-gather", world_size=2, device="cpu"
+    ).results
+    torch.manual_seed(0)
+    for found, expected in zip(start, nn.Linear(5, 3).bfloat16().parameters(), strict=True):
+        assert torch.equal(found, expected.float())
+    assert vk.parity([[start, end], list(other)], [start, end])
+    lost = sum(1 - 0.9**n for n in range(1, 101))  # momentum's sum of 100 equal gradients is ten times that
+    moved_by = 1e-4 * 10 * lost / 3
+    assert (start[1] - end[1]).mean().item() == pytest.approx(moved_by, abs=0.004)
+
+
+def odd_parameters(shape: tuple[int, ...]) -> None:
+    model = nn.Linear(4, 2)
+    model.scale = nn.Parameter(torch.ones(shape))
+    replica = DistributedDataParallel(model)
+    vt.register(replica, vt.Tuning("low rank", "PowerSGD"), vt.two_levels(1))
+
+
+@pytest.mark.parametrize("shape", [(), (0,)])
+def test_power_sgd_of_what_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
+    """Torch's hook raises an IndexError in the third step."""
+    with pytest.raises(vk.RankFailedError) as failure:
+        vk.launch(odd_parameters, shape, world_size=2, device="cpu")
+    rule = f"scale='parameter of shape {shape}': is no matrix to PowerSGD; give it shape (1,) or more"
+    assert rule in str(failure.value)
+
+
+def wrong_steps() -> list[str]:
+    refused = []
+    trainer = vt.Trainer(network(), vt.Tuning("threefold", accumulate=3), vt.two_levels(1), loss_of)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    for call in (
+        lambda: trainer.step([batch(number, 0) for number in range(6)]),
+        lambda: vt.accumulate(trainer.model, [], loss_of),
+        lambda: vt.ShardedSGD(frozen, 0.1),
+    ):
+        with pytest.raises(vk.InvalidInputError) as refusal:
+            call()
+        refused.append(str(refusal.value))
+    return refused
+
+
+def test_steps_of_other_batches_are_refused() -> None:
+    """Six batches in a step would be another tuning, and without any a rank would leave the others waiting."""
+    assert vk.launch(wrong_steps, world_size=1, device="cpu").results == [
+        [
+            "number of batches=6: a step of 'threefold' takes accumulate=3; give 3",
+            "number of batches=0: nothing would be exchanged; give 1 or more",
+            "model='Linear': has nothing to train; unfreeze a layer",
+        ]
+    ]
+
+
+def sums_of_leaves() -> list[torch.Tensor]:
+    leaves = [nn.Parameter(torch.arange(3.0)), nn.Parameter(torch.arange(3.0))]
+    vt.hierarchical_all_reduce(leaves[0], vt.two_levels(1))
+    vt.quantised_all_reduce(leaves[1], block=1)
+    return [leaf.detach() for leaf in leaves]
+
+
+def test_parameters_are_summed_in_place() -> None:
+    """As `dist.all_reduce` does, outside autograd."""
+    for leaves in vk.launch(sums_of_leaves, world_size=2, device="cpu").results:
+        for leaf in leaves:
+            torch.testing.assert_close(leaf, 2 * torch.arange(3.0))
+
+
 @pytest.mark.parametrize(
     "call, message",
     [

@@ -42,6 +42,7 @@ def test_bytes_are_the_formulas_for_other_sizes(data: tuple[torch.Tensor, torch.
     compared = vt.compare(tunings, data=data, world_size=3, links=Links(FAST, SLOW, 1), num_batches=12, global_batch=6)
     for row in compared.rows:
         assert row.wire_bytes == pytest.approx(row.expected.total_bytes, abs=1e-6)
+        assert row.matches_formula
         assert row.wire_bytes == row.crossing_bytes
 
 
@@ -121,6 +122,9 @@ def test_the_table_reads_as_text_and_as_a_frame(table: vt.Comparison) -> None:
             {"world_size": 3},
             "ranks_per_node=2: does not divide world_size=3; use ranks_per_node=1 or ranks_per_node=3",
         ),
+        ({"global_batch": 10}, "world_size=4: does not divide global_batch=10; use world_size=2 or world_size=5"),
+        ({"global_batch": 0}, "global_batch=0: must be a whole number, at least 1; use global_batch=1"),
+        ({"global_batch": 2000}, "global_batch=2000: there are 1536 digits to train on; use 1536 or fewer"),
         (
             {"durations": {"B": 1}},
             "durations=Durations(B=1, I=0.5, W=0.5): a forward has to take time, as batches are told apart by it; "

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from vizkit.errors import InvalidInputError
 from vizkit.runtime.compression import (
@@ -268,6 +269,47 @@ def test_a_model_without_linear_layers_is_refused() -> None:
         weight_only(nn.Sequential(nn.ReLU()))
     rule = "has no nn.Linear to quantise; give a model of linear layers"
     assert str(refusal.value) == f"module='Sequential': {rule}"
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_the_largest_float_comes_back_finite(bits: int) -> None:
+    """Its code times a rounded scale would be infinite."""
+    numbers = torch.tensor([torch.finfo(torch.float32).max, 1.0])
+    assert torch.allclose(quantize(numbers, bits).dequantize()[0], numbers[0])
+
+
+def test_a_layer_in_two_places_is_replaced_in_both() -> None:
+    """By one and the same."""
+    linear = nn.Linear(4, 4)
+    small = dynamic_int8(nn.ModuleDict({"first": linear, "inner": nn.Sequential(nn.ReLU(), linear)}))
+    assert isinstance(small["first"], DynamicLinear)
+    assert small["inner"][1] is small["first"]
+
+
+@pytest.mark.parametrize("make", [weight_only, dynamic_int8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_outputs_have_the_dtype_of_inputs(make, dtype: torch.dtype) -> None:
+    """Whatever dtype the layer had, of a batch or of one token, as with `nn.Linear`."""
+    linear, x = nn.Linear(5, 3), drawn(2, 5)
+    out = make(linear.to(dtype))(x.to(dtype))
+    assert out.dtype is dtype
+    assert (out.float() - nn.functional.linear(x, linear.weight.float(), linear.bias.float())).abs().max() < 0.05
+    assert torch.allclose(make(linear)(x[0].to(dtype)), out[0], rtol=1e-2)
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    """Torch computes a pruned weight anew before each forward, until pruning is made permanent."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    with pytest.raises(InvalidInputError) as refusal:
+        dynamic_int8(model)
+    rule = "is computed anew before each forward, and cannot be copied"
+    remedy = "make it permanent first, after pruning by prune.remove(layer, 'weight')"
+    assert str(refusal.value) == f"module='0.weight': {rule}; {remedy}"
+    prune.remove(model[0], "weight")
+    assert (dynamic_int8(model)[0].weight == 0).sum() >= 8
+    with pytest.raises(InvalidInputError, match=r"module='NoneType': is no nn\.Module; give a model"):
+        dynamic_int8(None)
 
 
 def test_scales_of_three_dims_follow_the_last() -> None:

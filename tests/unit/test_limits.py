@@ -28,6 +28,8 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ({"cpu.max": "100000 100000"}, 1),
         ({"cpu.max": "50000 100000"}, 1),
         ({"cpu.max": "garbage"}, HOST),
+        ({"cpu.max": "50000 0"}, HOST),
+        ({"cpu/cpu.cfs_quota_us": "100", "cpu/cpu.cfs_period_us": "0"}, HOST),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, HOST),
         ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
     ],
@@ -68,5 +70,7 @@ def test_memory(tmp_path: Path, files: dict[str, str], left: int) -> None:
 
 
 def test_unknown_memory(tmp_path: Path) -> None:
-    """Where nothing tells, nothing is claimed."""
+    """Where nothing tells, nothing is claimed: no file, or one of a kernel that does not count what is available."""
     assert available_memory_bytes(tmp_path, tmp_path / "none") is None
+    write(tmp_path, {"meminfo": "MemTotal: 9000 kB\nMemFree: 8000 kB\n"})
+    assert available_memory_bytes(tmp_path, tmp_path / "meminfo") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,8 @@ def arrival_order(seconds: Mapping[int, float], num_gradients: int) -> list[int]
             raise InvalidInputError.because(
                 f"seconds[{rank}]", each, "must be positive and finite", "leave out a rank that does not work"
             )
-    times = sorted((turn * each, rank) for rank, each in seconds.items() for turn in range(1, count + 1))
+    exact = {rank: Fraction(str(each)) for rank, each in seconds.items()}  # 3 × 0.1 is 0.3, as it is written
+    times = sorted((turn * each, rank) for rank, each in exact.items() for turn in range(1, count + 1))
     return [rank for _, rank in times[:count]]
 
 
@@ -58,8 +60,8 @@ def serve(
     away where that is 0; the new weights go back to the rank that sent it, and to no other. `order` says from which
     rank each gradient is taken, which makes a run repeatable (`arrival_order`); without it, from whoever comes first.
 
-    Raises `InvalidInputError` for an order of another length, one with a rank that cannot contribute, and, without an
-    order, for fewer gradients than ranks.
+    Raises `InvalidInputError` for weights that are no vector of floating-point numbers, for an order of another length,
+    one with a rank that cannot contribute, and, without an order, for fewer gradients than ranks.
 
     >>> import vizkit as vk
     >>> def train():
@@ -72,6 +74,8 @@ def serve(
     (1.25, [0, 1, 1], [2, 1])
     """
     num_gradients = whole_number("num_gradients", num_gradients)
+    weights = _vector(weights)
+    order = None if order is None else list(order)
     ranks = range(SERVER + 1, dist.get_world_size())
     _check(ranks, num_gradients, order)
     left = None if order is None else Counter(order)
@@ -104,15 +108,42 @@ def contribute(weights: torch.Tensor, gradient_of: Callable[[torch.Tensor, int],
     """Runs on each rank but 0: fetches weights and sends a gradient until `serve` has enough; how many it sent.
 
     `weights` is a vector that looks like the server's. `gradient_of(weights, count)` is a vector too; `count` is how
-    many gradients this rank has sent before.
+    many gradients this rank has sent before. Raises `InvalidInputError` for weights that are none, and for a gradient
+    that is not of their length and dtype.
     """
+    weights = _vector(weights)
     message, count = torch.cat([weights, weights.new_zeros(1)]), 0
     while True:
         dist.recv(message, SERVER)
         if not message[-1]:
             return count
-        dist.send(gradient_of(message[:-1].clone(), count), SERVER)
+        dist.send(_gradient_for(weights, gradient_of(message[:-1].clone(), count)), SERVER)
         count += 1
+
+
+def _vector(weights: torch.Tensor) -> torch.Tensor:
+    if weights.dim() != 1 or not weights.numel() or not weights.is_floating_point():
+        raise InvalidInputError.because(
+            "weights",
+            f"{weights.dtype} of shape {tuple(weights.shape)}",
+            "must be a vector of floating-point numbers",
+            "use torch.nn.utils.parameters_to_vector(model.parameters())",
+        )
+    return weights.detach()
+
+
+def _gradient_for(weights: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """What the server can read: it takes as many bytes as its weights have, whatever comes."""
+    if not isinstance(gradient, torch.Tensor):
+        raise InvalidInputError.because("gradient", type(gradient).__name__, "must be a tensor", "return a vector")
+    if (gradient.shape, gradient.dtype) != (weights.shape, weights.dtype):
+        raise InvalidInputError.because(
+            "gradient",
+            f"{gradient.dtype} of shape {tuple(gradient.shape)}",
+            f"the weights are {weights.dtype} of shape {tuple(weights.shape)}",
+            "return a gradient like them",
+        )
+    return gradient.detach().contiguous()
 
 
 def _check(ranks: range, num_gradients: int, order: Sequence[int] | None) -> None:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vizkit.errors import InvalidInputError
 from vizkit.runtime.device import device
 from vizkit.runtime.recorder import span
+from vizkit.sizes import whole_number
 
 NUM_TRAINING_SAMPLES = 1536
 """The rest of the 1797 digits is for testing."""
@@ -59,6 +60,22 @@ def network(seed: int = 0) -> nn.Sequential:
     )
 
 
+def batch_of_digits(global_batch: int) -> int:
+    """The size of a batch; raises `InvalidInputError` for one without samples, or with more than there are to train on.
+
+    >>> batch_of_digits(128)
+    128
+    """
+    if whole_number("global_batch", global_batch) > NUM_TRAINING_SAMPLES:
+        raise InvalidInputError.because(
+            "global_batch",
+            global_batch,
+            f"there are {NUM_TRAINING_SAMPLES} digits to train on",
+            f"use {NUM_TRAINING_SAMPLES} or fewer",
+        )
+    return global_batch
+
+
 def train(
     images: torch.Tensor,
     labels: torch.Tensor,
@@ -69,9 +86,10 @@ def train(
 ) -> Lesson:
     """Runs inside a rank: each step takes `global_batch` samples, of which every rank computes an equal share.
 
-    Raises `InvalidInputError` where the batch does not divide by the number of ranks.
+    Raises `InvalidInputError` where the batch does not divide by the number of ranks, or is none.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    batch_of_digits(global_batch)
     if global_batch % world_size:
         below = global_batch - global_batch % world_size
         raise InvalidInputError.because(

@@ -30,7 +30,7 @@ def available_memory_bytes(root: Path = CGROUP, meminfo: Path = MEMINFO) -> int 
 def _attempt(read: Callable[[Path], float | None], source: Path) -> float | None:
     try:
         return read(source)
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, LookupError, ZeroDivisionError):
         return None
 
 

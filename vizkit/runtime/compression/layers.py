@@ -20,7 +20,7 @@ CODES_OF_A_BYTE = {4: 2}
 
 
 class WeightOnlyLinear(nn.Module):
-    """Weights as codes, turned into float32 at each use; inputs and products stay float32.
+    """Weights as codes, turned into float32 at each use; products are float32, and outputs have their inputs' dtype.
 
     Saves the memory that weights take, and the bytes that a decode reads where a fused kernel turns codes into numbers
     (this one writes them out). `weight` is the float32 weight that it computes with.
@@ -51,7 +51,8 @@ class WeightOnlyLinear(nn.Module):
         return self.quantized.dequantize()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        bias = None if self.bias is None else self.bias.float()
+        return functional.linear(x.float(), self.weight.float(), bias).to(x.dtype)
 
     def shard(self, dim: int, index: int, parts: int) -> Self:
         """Rows (dim 0) or columns (dim 1) of the same codes; scales belong to the whole, so all shards share them."""
@@ -83,10 +84,12 @@ class DynamicLinear(WeightOnlyLinear):
     over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 1:
+            return self(x.unsqueeze(0)).squeeze(0)
         tokens = self._quantized_input(x)
         sums = torch._int_mm(tokens.codes.flatten(0, -2), self.stored.t())
-        out = sums.unflatten(0, x.shape[:-1]) * tokens.scale * self.scale.t()
-        return out if self.bias is None else out + self.bias
+        out = sums.unflatten(0, x.shape[:-1]) * tokens.scale * self.scale.t().float()
+        return (out if self.bias is None else out + self.bias.float()).to(x.dtype)
 
     def _quantized_input(self, x: torch.Tensor) -> Quantized:
         if self.over_ranks is None:
@@ -100,8 +103,9 @@ class DynamicLinear(WeightOnlyLinear):
 def weight_only(module: nn.Module, bits: int = MOST_BITS, group: int | None = None) -> nn.Module:
     """A copy of a linear layer, or of a model with all its linear layers replaced, with weights in `bits` bits.
 
-    One scale for each row of a weight, or for each `group` neighbours in it. Raises `InvalidInputError` as `quantize`
-    does, and for a module without linear layers.
+    One scale for each row of a weight, or for each `group` neighbours in it. A layer in several places stays one.
+    Raises `InvalidInputError` as `quantize` does, for a module without linear layers, and for one that cannot be
+    copied, such as one with pruning that is not permanent yet.
 
     >>> weight_only(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), bits=4)
     Sequential(
@@ -170,15 +174,32 @@ def _bias_of_shard(bias: torch.Tensor | None, dim: int, index: int, parts: int) 
 def _replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
     if isinstance(module, nn.Linear):
         return make(module)
-    new = copy.deepcopy(module)
-    linears = [(name, part) for name, part in new.named_modules() if isinstance(part, nn.Linear)]
+    new = _copied(module)
+    # a layer may be in several places, and all of them get the same new one
+    linears = [(name, p) for name, p in new.named_modules(remove_duplicate=False) if isinstance(p, nn.Linear)]
     if not linears:
         raise InvalidInputError.because(
             "module", type(module).__name__, "has no nn.Linear to quantise", "give a model of linear layers"
         )
+    made = {linear: make(linear) for linear in dict.fromkeys(linear for _, linear in linears)}
     for name, linear in linears:
-        new.set_submodule(name, make(linear))
+        new.set_submodule(name, made[linear])
     return new
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise InvalidInputError.because("module", type(module).__name__, "is no nn.Module", "give a model")
+    for name, part in module.named_modules():
+        computed = [key for key, value in vars(part).items() if isinstance(value, torch.Tensor) and not value.is_leaf]
+        if computed:
+            raise InvalidInputError.because(
+                "module",
+                f"{name}.{computed[0]}".lstrip("."),
+                "is computed anew before each forward, and cannot be copied",
+                f"make it permanent first, after pruning by prune.remove(layer, {computed[0]!r})",
+            )
+    return copy.deepcopy(module)
 
 
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from vizkit.sizes import divides, is_whole
 MOST_BITS = 8
 FEWEST_BITS = 2
 BITS_OF_A_BYTE = 8
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +74,16 @@ def quantize(numbers: torch.Tensor, bits: int = MOST_BITS, group: int | None = N
         raise InvalidInputError.because(
             "numbers", "inf or nan", "only finite numbers have a scale", "look for the layer that overflows"
         )
-    scale = (largest / largest_code).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = (largest / largest_code).clamp(_SMALLEST_SCALE, _largest_scale(largest_code))
     scale = torch.where(largest == 0, 1.0, scale)
     codes = (grouped / scale).round().clamp(-largest_code, largest_code).to(torch.int8)
     return Quantized(codes.flatten(-2), scale.squeeze(-1), bits)
+
+
+def _largest_scale(largest_code: int) -> float:
+    """The largest float32 that is still finite when it is multiplied by the code."""
+    scale = torch.tensor(torch.finfo(torch.float32).max) / largest_code
+    return (scale if (scale * largest_code).isfinite() else scale.nextafter(torch.zeros(()))).item()
 
 
 def _checked(numbers: torch.Tensor, bits: int) -> int:

@@ -65,8 +65,9 @@ class Row:
 
     @property
     def matches_formula(self) -> bool:
-        """Whether recorded bytes are the formula's, in all and from node to node."""
-        return (self.wire_bytes, self.crossing_bytes) == (self.expected.total_bytes, self.expected.crossing_bytes)
+        """Whether recorded bytes are the formula's, in all and from node to node, to the byte."""
+        expected = (round(self.expected.total_bytes), round(self.expected.crossing_bytes))
+        return (self.wire_bytes, self.crossing_bytes) == expected
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -181,9 +182,11 @@ def compare(
     are a replay with `durations` (seconds for a rank's share of a batch; kind "compute" is what one exchange by the
     kit's or PowerSGD's hook computes) over `links`, so they are the same in every run. Ranks are on the CPU with gloo.
 
-    Raises `InvalidInputError` where sizes do not divide: ranks by those of a node, batches by each tuning's cycle.
+    Raises `InvalidInputError` where sizes do not divide: ranks by those of a node, samples of a batch by the ranks,
+    batches by each tuning's cycle.
     """
     Nodes(whole_number("world_size", world_size), links.ranks_per_node)
+    divides("global_batch", digits.batch_of_digits(global_batch), "world_size", world_size)
     for tuning in tunings:
         for name, count in (("num_batches", num_batches), ("warm-up batches", WARM_UP_BATCHES)):
             divides(name, whole_number(name, count), f"cycle of {tuning.name!r}", tuning.cycle)

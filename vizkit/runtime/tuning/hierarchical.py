@@ -38,6 +38,7 @@ def hierarchical_all_reduce(tensor: torch.Tensor, levels: Levels) -> None:
     nodes go 2(m−1)/m of 1/g of the bytes from each rank, for m nodes of g ranks
     (`vizkit.collectives.exchanges.hierarchical_all_reduce`). A length that g does not divide is filled up with zeros.
     """
+    tensor = tensor.detach()  # shares memory; the sum is no step of autograd, as with `dist.all_reduce`
     size = levels.inside.size()
     part = tensor.new_empty(-(-tensor.numel() // size))
     whole = tensor.new_zeros(size * len(part))

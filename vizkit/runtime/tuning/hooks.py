@@ -65,6 +65,11 @@ def _local(model: DistributedDataParallel, tuning: Tuning, levels: Levels) -> tu
 
 def _power_sgd(model: DistributedDataParallel, tuning: Tuning, levels: Levels) -> tuple[Any, Hook]:
     """Torch's hook in one bucket: with two, gloo's threads would post their all-reduces in no fixed order."""
+    for name, p in model.module.named_parameters():
+        if p.requires_grad and not (p.dim() and p.numel()):
+            raise InvalidInputError.because(
+                name, f"parameter of shape {tuple(p.shape)}", "is no matrix to PowerSGD", "give it shape (1,) or more"
+            )
     gradient_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     if gradient_bytes > tuning.bucket_mb * 2**20:
         raise InvalidInputError.because(

@@ -65,8 +65,8 @@ def quantised_all_reduce(x: torch.Tensor, group: dist.ProcessGroup | None = None
     rank, and off by at most half of every rank's scale there plus half of the sum's. Bytes:
     `vizkit.collectives.exchanges.quantised_all_reduce`.
     """
-    ranks = dist.get_world_size(group)
-    flat = x.detach().flatten()
+    x, ranks = x.detach(), dist.get_world_size(group)
+    flat = x.flatten()
     share = -(-len(flat) // ranks)
     rows = torch.cat([quantise(part, block) for part in pad(flat, (0, ranks * share - len(flat))).view(ranks, share)])
     received = torch.empty_like(rows)

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.parallel import DistributedDataParallel
 
+from vizkit.errors import InvalidInputError
 from vizkit.runtime import digits
 from vizkit.runtime.device import device
 from vizkit.runtime.recorder import span
@@ -20,7 +21,7 @@ from vizkit.runtime.tuning.hierarchical import Levels, two_levels
 from vizkit.runtime.tuning.hooks import register
 from vizkit.runtime.tuning.quantised import BLOCK, quantised_all_gather
 from vizkit.runtime.tuning.tunings import Exchange, Tuning
-from vizkit.sizes import divides
+from vizkit.sizes import divides, whole_number
 
 MOMENTUM = 0.9
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -40,8 +41,11 @@ def accumulate(model: nn.Module, batches: Sequence[Batch], loss_of: LossOf, forw
 
     DDP decides in the forward whether its backward exchanges, so the forward belongs inside `no_sync` too.
     `forward_in_no_sync=False` leaves it outside: every backward exchanges then, with the same gradients in the end.
-    Returns the mean loss on this rank. A model that is not DDP's exchanges nothing.
+    Returns the mean loss on this rank. A model that is not DDP's exchanges nothing. Raises `InvalidInputError` for no
+    batch, with which nothing would be exchanged and the other ranks would wait.
     """
+    if not batches:
+        raise InvalidInputError.because("number of batches", 0, "nothing would be exchanged", "give 1 or more")
     total = 0.0
     for number, batch in enumerate(batches, start=1):
         quiet = getattr(model, "no_sync", contextlib.nullcontext) if number < len(batches) else contextlib.nullcontext
@@ -56,30 +60,40 @@ def accumulate(model: nn.Module, batches: Sequence[Batch], loss_of: LossOf, forw
 class ShardedSGD:
     """SGD of which each rank updates a part, in fp32, and gathers all parameters in int8 (ZeRO-1, as in ZeRO++).
 
-    Gradients are averaged by a reduce-scatter. Models on all ranks hold the same quantised parameters; what rounding
-    takes away stays in the fp32 part, so that small updates add up.
+    Gradients are averaged by a reduce-scatter. Models on all ranks hold the same quantised parameters, and begin with
+    those of rank 0, as with DDP; what rounding takes away stays in the part, so that small updates add up. It has fp32,
+    or more where parameters have more. Raises `InvalidInputError` for a model in which nothing is trained.
     """
 
     def __init__(self, model: nn.Module, learning_rate: float, block: int = BLOCK) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._ranks, self._block = dist.get_world_size(), block
+        if not sum(p.numel() for p in self._parameters):
+            raise InvalidInputError.because("model", type(model).__name__, "has nothing to train", "unfreeze a layer")
         flat = self._flat(self._parameters)
-        self._part = nn.Parameter(flat.chunk(self._ranks)[dist.get_rank()].clone())
+        dist.broadcast(flat, 0)
+        self._put(flat)
+        part = flat.chunk(self._ranks)[dist.get_rank()]
+        self._part = nn.Parameter(part.to(torch.promote_types(part.dtype, torch.float32), copy=True))
         self._optimizer = torch.optim.SGD([self._part], lr=learning_rate, momentum=MOMENTUM)
 
     def _flat(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         return pad(flat, (0, -len(flat) % self._ranks))
 
+    def _put(self, flat: torch.Tensor) -> None:
+        """Into the parameters."""
+        sizes = [p.numel() for p in self._parameters]
+        for p, new in zip(self._parameters, flat[: sum(sizes)].split(sizes), strict=True):
+            p.data.copy_(new.view_as(p))
+
     def step(self) -> None:
         flat = self._flat(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
-        self._part.grad = torch.empty_like(self._part)
-        dist.reduce_scatter_single(self._part.grad, flat.div_(self._ranks))
+        gradient = flat.new_empty(len(self._part))
+        dist.reduce_scatter_single(gradient, flat.div_(self._ranks))
+        self._part.grad = gradient.to(self._part.dtype)
         self._optimizer.step()
-        gathered = quantised_all_gather(self._part.detach(), block=self._block)
-        sizes = [p.numel() for p in self._parameters]
-        for p, new in zip(self._parameters, gathered[: sum(sizes)].split(sizes), strict=True):
-            p.data.copy_(new.view_as(p))
+        self._put(quantised_all_gather(self._part.detach(), block=self._block))
 
     def zero_grad(self) -> None:
         for p in self._parameters:
@@ -90,7 +104,7 @@ class Trainer:
     """A model that trains as a tuning says; all ranks make it together.
 
     `step(batches)` takes this rank's `tuning.accumulate` batches through one optimizer step, and averages parameters
-    where the tuning does; `model` is the bare module.
+    where the tuning does; `model` is the bare module. Raises `InvalidInputError` for more or fewer batches.
     """
 
     def __init__(self, model: nn.Module, tuning: Tuning, levels: Levels, loss_of: LossOf) -> None:
@@ -111,7 +125,13 @@ class Trainer:
 
     def step(self, batches: Sequence[Batch]) -> float:
         """The mean loss of these batches on this rank, before the step."""
-        divides("number of batches", len(batches), "accumulate", self.tuning.accumulate)
+        if len(batches) != self.tuning.accumulate:
+            raise InvalidInputError.because(
+                "number of batches",
+                len(batches),
+                f"a step of {self.tuning.name!r} takes accumulate={self.tuning.accumulate}",
+                f"give {self.tuning.accumulate}",
+            )
         self._optimizer.zero_grad()
         loss = accumulate(self._replica, batches, self._loss_of, self.tuning.forward_in_no_sync)
         self._optimizer.step()
@@ -132,11 +152,12 @@ def train(
     """Runs inside a rank: the kit's network learns digits from `num_batches` batches of `global_batch` samples.
 
     Every tuning sees the same samples in the same order, an equal share on each rank. Raises `InvalidInputError` where
-    the batch does not divide by the ranks, the ranks by those of a node, or the batches by `tuning.cycle`.
+    the batch does not divide by the ranks or is larger than the training set, the ranks do not divide by those of a
+    node, or the batches by `tuning.cycle`.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    divides("global_batch", global_batch, "world_size", world_size)
-    divides("num_batches", num_batches, "cycle", tuning.cycle)
+    divides("global_batch", digits.batch_of_digits(global_batch), "world_size", world_size)
+    divides("num_batches", whole_number("num_batches", num_batches), "cycle", tuning.cycle)
     here = str(device())
     images, labels = images.to(here), labels.to(here)
     trainer = Trainer(digits.network().to(here), tuning, two_levels(ranks_per_node), _cross_entropy)
