@@ -145,6 +145,12 @@ def test_each_line_begins_with_its_rank(restarted: Finished, launched: vk.Run):
     assert re.search(r'\[rank 1\]   File ".*exported_training.py", line \d+, in train', restarted.output)
 
 
+def test_the_first_rank_says_where_the_records_are(restarted: Finished):
+    """Once, at the end of the attempt that went well, with the command that shows them."""
+    said = "traces holds a file for each rank of this node; python -m vizkit report traces shows them\n"
+    assert restarted.output.count(said) == 1
+
+
 def test_the_restart_is_an_attempt_of_its_own(restarted: Finished):
     """Nothing is overwritten; the trace has both attempts and the gap between them."""
     names = [path.name for path in rank_files(restarted.folder / "traces")]

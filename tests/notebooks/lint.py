@@ -185,6 +185,8 @@ def lays_out_exercises(notebook: Notebook) -> Iterator[str]:
             yield f"cell {i + 2} should end with vk.check(..., required=True)"
         if not solution.metadata.get("jupyter", {}).get("source_hidden"):
             yield f"cell {i + 2} should be folded (metadata jupyter.source_hidden)"
+        if not re.match(r"#|class |def (?!.*return)", solution.source.partition("\n")[0]):
+            yield f"cell {i + 2} begins with its answer, which JupyterLab shows of a folded cell; begin with a comment"
         if reused := names_bound(stub.source) & names_bound(solution.source):
             yield f"cell {i + 2} reuses the stub's names {sorted(reused)}, and would overwrite the learner's work"
 

@@ -148,6 +148,10 @@ FAULTS: dict[str, list[tuple[Callable[[NotebookNode], object], str]]] = {
         (replaced(CHECK, "is_ring)", "is_ring, required=True)"), "cell 8 should call vk.check, without required"),
         (replaced(SOLUTION, ", required=True", ""), "cell 9 should end with vk.check(..., required=True)"),
         (lambda n: n.cells[SOLUTION].metadata.pop("jupyter"), "cell 9 should be folded"),
+        (
+            replaced(SOLUTION, "def ring_solution(x):\n    return", "ring_solution = lambda x:"),
+            "cell 9 begins with its answer",
+        ),
         (replaced(SOLUTION, "ring_solution", "ring"), "cell 9 reuses the stub's names ['ring']"),
     ],
     "has_enough_exercises": [(lambda n: n.cells.__delitem__(slice(6, 10)), "2 exercises, under 3")],

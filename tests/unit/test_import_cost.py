@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import vizkit
 
 HEAVY = ("torch", "plotly", "ipywidgets", "pandas", "sklearn", "IPython")
 ROUNDS = 5
@@ -45,3 +48,11 @@ def test_import_costs_less_than_numpy():
     pairs = [(seconds_to_import("vizkit"), seconds_to_import("numpy")) for _ in range(ROUNDS)]
     ours, numpys = (min(column) for column in zip(*pairs, strict=True))
     assert ours < numpys
+
+
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path):
+    """Who works in the folder that holds their clone has `vizkit/`, without `__init__.py`, in the working directory."""
+    (tmp_path / "vizkit").mkdir()
+    code = "import vizkit; print(vizkit.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == vizkit.__version__, done.stderr

@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         target=arguments.target,
     )
     torchrun.run_rank(load(arguments.target), positional, keywords, here, settings)
+    if arguments.trace is not None and here.rank == 0:
+        print(f"{arguments.trace} holds a file for each rank of this node; {_show(arguments.trace)}")
     return 0
 
 
@@ -69,8 +71,12 @@ def run_here(arguments: argparse.Namespace, positional: list[Any], keywords: dic
     print(done)
     if arguments.trace is not None:
         save_run(done, arguments.trace, target=arguments.target)
-        print(f"{arguments.trace} holds a file for each rank; python -m vizkit report {arguments.trace} shows them")
+        print(f"{arguments.trace} holds a file for each rank; {_show(arguments.trace)}")
     return 0
+
+
+def _show(trace: Path) -> str:
+    return f"python -m vizkit report {trace} shows them"
 
 
 def write_cluster_files(arguments: argparse.Namespace) -> int:
