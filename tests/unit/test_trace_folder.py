@@ -82,9 +82,11 @@ def write(
     start_ms: float = 0,
     run: str = "r1",
     host: str | None = None,
+    more: tuple[Event, ...] = (),
 ) -> Path:
     """The file of a rank on a host of its own; `outcome=None`: it was killed before it wrote what it did."""
     record = rank_record(rank, world_size, offset_ns, start_ms)
+    record = replace(record, events=record.events + more)
     began = Reading(unix_ns=int(start_ms * MS), monotonic_ns=record.start_wall_ns)
     header = Header(
         run=run,
@@ -196,6 +198,17 @@ def test_a_restart_shows_as_a_gap(tmp_path: Path):
     assert len(set(run.trace.filter(kind="all_reduce").operation.tolist())) == 6
     assert run.replay().duration_ns < 50 * MS  # the last attempt alone
     assert "attempt 0: 2 ranks, 30.5 ms; ranks 0-1 raised planted" in run.summary()
+
+
+def test_a_gap_begins_when_the_last_collective_has_ended(tmp_path: Path):
+    """A bucket in flight outlives the function that raised, by what the other ranks need to notice."""
+    ranks = {"group": "0", "members": (0, 1), "payload_bytes": 1000}
+    in_flight = Call(call=3, kind=vk.SpanKind.ALL_REDUCE, done_wall_ns=45 * MS, **ranks, **at(29))
+    for rank in range(2):
+        write(tmp_path, rank, outcome=Outcome.RAISED, host="node", more=(in_flight,))
+        write(tmp_path, rank, attempt=1, start_ms=100, host="node")
+    gaps = [span for span in read_run(tmp_path).trace if span.name == "restart 1"]
+    assert [(span.start_ns, span.end_ns) for span in gaps] == [(45 * MS, 100 * MS)] * 2
 
 
 def test_a_killed_rank_of_an_earlier_attempt_is_a_fact_and_no_error(tmp_path: Path):

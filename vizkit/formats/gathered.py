@@ -111,13 +111,11 @@ class GatheredRun:
         zero, _ = self.attempts[0].extent_ns
         traces = [records.wall_trace(a.record).shift(a.extent_ns[0] - zero) for a in self.attempts]
         gaps = [
-            Span(
-                rank.rank, SpanKind.WAIT, ended[rank.rank] - zero, rank.start_wall_ns - zero, f"restart {after.number}"
-            )
-            for before, after in zip(self.attempts, self.attempts[1:], strict=False)
-            for ended in [{rank.rank: rank.end_wall_ns for rank in before.record.ranks}]
-            for rank in after.record.ranks
-            if ended.get(rank.rank, rank.start_wall_ns) < rank.start_wall_ns
+            Span(rank, SpanKind.WAIT, ended, begun, f"restart {after.number}")
+            for before, after in zip(traces, self.attempts[1:], strict=False)
+            for rank, begun in ((each.rank, each.start_wall_ns - zero) for each in after.record.ranks)
+            for ended in [max(before.filter(rank=rank).end_ns, default=begun)]
+            if ended < begun
         ]
         if gaps:
             traces.append(Trace.from_spans(gaps, clock=Clock.WALL))
