@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from vizkit.trace import NONE, Span, SpanKind
 
+MOST_LABELLED = 2**31
+"""Stages and microbatches of a label stay below it: traces hold them in 32 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Label:

@@ -26,6 +26,7 @@ import numpy as np
 
 from vizkit import record as records
 from vizkit.errors import UnreadableTraceError
+from vizkit.lanes import MOST_LABELLED
 from vizkit.memory_samples import CATEGORIES
 from vizkit.record import Call, Event, RankRecord, SpanClosed, SpanOpened
 from vizkit.trace import NONE
@@ -36,7 +37,6 @@ FORMAT_VERSION = 1
 _TAG = "event"
 _EXACT_RESULT = "exact_result"
 _NAME = re.compile(r"rank(\d+)-attempt(\d+)")
-_MOST_LABELLED = 2**31
 _LATEST_NS = 2**62
 """Of what clocks show: the difference of two such times still has 64 bits."""
 
@@ -293,7 +293,7 @@ def _check_record(record: RankRecord, header: Header) -> None:
         if isinstance(event, SpanOpened):
             label = event.label
             labels = [("stage", label.stage), ("microbatch", label.microbatch)]
-            _check_range(*labels, lowest=-_MOST_LABELLED, below=_MOST_LABELLED)
+            _check_range(*labels, lowest=-MOST_LABELLED, below=MOST_LABELLED)
         elif isinstance(event, Call):
             _check_range(("peer", event.peer), lowest=NONE, below=header.world_size)
             _check_range(*(("member", member) for member in event.members), lowest=0, below=header.world_size)

@@ -17,7 +17,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from vizkit.errors import InvalidInputError
-from vizkit.lanes import Label
+from vizkit.lanes import MOST_LABELLED, Label
 from vizkit.trace import NONE, Role, SpanKind
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ CALL, WAIT, OPENED, CLOSED, BACKWARD_BEGAN, BACKWARD_ENDED, FINGERPRINT = range(
 A mark is None where it was not read, because the event before or after it has the same."""
 
 _BACKWARD_KINDS = (SpanKind.BACKWARD, SpanKind.BACKWARD_INPUT, SpanKind.BACKWARD_WEIGHT)
-_MOST_LABELLED = 2**31
 _BACKWARD = Label(SpanKind.BACKWARD, "backward")
 _OPTIMIZER = Label(SpanKind.OPTIMIZER, "optimizer step")
 _SPAN_KINDS = {
@@ -315,7 +314,7 @@ def _number(what: str, value: Any) -> int:
         number = operator.index(value)
     except (TypeError, ValueError, RuntimeError):  # torch raises any of them for what is no whole number
         number = None
-    if number is None or not -_MOST_LABELLED <= number < _MOST_LABELLED:
+    if number is None or not -MOST_LABELLED <= number < MOST_LABELLED:
         raise InvalidInputError.because(
             what, value, "is no whole number of 32 bits", f"count from 0, or leave {what} out where it does not apply"
         )
